@@ -1,0 +1,44 @@
+#include "ipc/err.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static int fill(struct k3_err *err, int code, int exit_status, const char *fmt, va_list ap)
+{
+    if (err) {
+        err->code = code;
+        err->exit_status = exit_status;
+        vsnprintf(err->text, sizeof(err->text), fmt, ap);
+        for (char *p = err->text; *p; p++)
+            if ((unsigned char)*p < 0x20)
+                *p = '?';
+    }
+    return code;
+}
+
+#define K3_ERR_FUNCTION(name, status)                                                              \
+    int name(struct k3_err *err, int code, const char *fmt, ...)                                   \
+    {                                                                                              \
+        va_list ap;                                                                                \
+        va_start(ap, fmt);                                                                         \
+        fill(err, code, status, fmt, ap);                                                          \
+        va_end(ap);                                                                                \
+        return code;                                                                               \
+    }
+
+K3_ERR_FUNCTION(k3_fail, K3_EXIT_FAILED)
+K3_ERR_FUNCTION(k3_refuse, K3_EXIT_REFUSED)
+K3_ERR_FUNCTION(k3_no_peer, K3_EXIT_NO_PEER)
+K3_ERR_FUNCTION(k3_untrusted, K3_EXIT_UNTRUSTED)
+
+void k3_bug(const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    fputs("level=error event=bug text=\"", stderr);
+    vfprintf(stderr, fmt, ap);
+    fputs("\"\n", stderr);
+    va_end(ap);
+    abort();
+}
