@@ -41,10 +41,13 @@ int k3_pass_new(struct k3_pass **out, const struct k3_model *m, const struct k3_
                 uint32_t max_rows, struct k3_err *err);
 void k3_pass_free(struct k3_pass *p);
 uint64_t k3_pass_bytes(const struct k3_config *c, uint32_t max_rows);
+/* Besides those, each thread of the team needs this much for contexts of ctx positions; allocated by the first pass. */
+uint64_t k3_pass_thread_bytes(const struct k3_config *c, uint32_t ctx);
 
 /* Runs one pass.  rows of one state are adjacent and ascending.  logits: one vector of vocab floats for each row with
  * want_logits, in row order.  lm_head is skipped when no row wants logits.  On error (weights, cancel) every state of the pass
- * is spoilt (k3_state_reset and prefill anew), and the source has been told failed_pass. */
+ * is spoilt (k3_state_reset and prefill anew), and the source has been told failed_pass.
+ * Refused before anything is touched, states unharmed: a token or position out of range, rows in the wrong order. */
 int k3_pass_run(struct k3_pass *p, struct k3_source *src, const struct k3_row *rows, uint32_t n_rows, float *logits,
                 const struct k3_pass_hooks *hooks, struct k3_err *err);
 

@@ -1,0 +1,140 @@
+/* k3-computed/pass_private.h: shared by pass*.c and state.c, and by tests that look into a state. */
+#ifndef K3_COMPUTED_PASS_PRIVATE_H
+#define K3_COMPUTED_PASS_PRIVATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "k3-computed/ops.h"
+#include "k3-computed/pass.h"
+
+struct k3_state {
+    uint64_t len_bytes;
+    uint32_t ctx, n_layers;
+    uint32_t positions;
+    bool spoilt; /* a pass failed half-way: refused until k3_state_reset() */
+    uint64_t s_floats, tail_floats;
+    uint64_t kda_bytes;
+    float *kda;
+    /* KDA: S [heads][dim key][dim value], then for q, k, v the last projections [heads][taps-1][dim], oldest first (head by
+     * head, so that one task owns all of a head).  MLA: rows [ctx][kv_lora + qk_rope]: the latent after its norm, then the
+     * shared key. */
+    float *layer[K3_MAX_LAYERS];
+};
+
+static inline float *k3_state_s(struct k3_state *s, uint32_t layer)
+{
+    return s->layer[layer];
+}
+static inline float *k3_state_tail(struct k3_state *s, uint32_t layer, uint32_t which) /* 0 q, 1 k, 2 v */
+{
+    return s->layer[layer] + s->s_floats + which * s->tail_floats;
+}
+static inline float *k3_state_kv(struct k3_state *s, uint32_t layer)
+{
+    return s->layer[layer];
+}
+
+struct k3_pass_seg { /* the rows of one sequence in this pass */
+    struct k3_state *state;
+    uint32_t row, n_rows;
+};
+
+struct k3_pass {
+    const struct k3_model *m;
+    const struct k3_config *c;
+    const struct k3_kernels *k;
+    struct k3_team *team;
+    uint64_t len_bytes;   /* of the mapping that this struct begins */
+    uint32_t max_rows;
+    uint32_t n_snaps_max; /* pushes of one pass */
+
+    /* Indices into m->matrices and m->residents, -1 = none; row n_layers holds the model level. */
+    int32_t *matrix;   /* [n_layers + 1][K3_N_ROLES] */
+    int32_t *resident; /* [n_layers + 1][K3_N_RESIDENT_ROLES] */
+
+    /* Row buffers, [row][width] for max_rows rows. */
+    float *snap;   /* [n_snaps_max][max_rows][hidden] */
+    float *prefix; /* running residual of the current block */
+    float *x;      /* mixed, then normed: what the matrices multiply */
+    float *y;      /* output of attention or MLP */
+    float *u;      /* u_floats a row: whatever the operator at work needs */
+    float *f;      /* [hidden]: norm * proj of the mix at work */
+    uint64_t u_floats;
+
+    /* Routing of the layer at work. */
+    uint16_t *ids;      /* [row][top_k], ascending */
+    float *weights;     /* [row][top_k] */
+    uint32_t *first;    /* [n_experts + 2]: pairs of expert e are pair[first[e]] up to pair[first[e + 1]] */
+    uint32_t *pair;     /* [rows * top_k]: index into ids and weights, rows ascending within an expert */
+    uint16_t *distinct; /* experts chosen by some row, ascending */
+
+    struct k3_pass_seg *seg; /* [max_rows] */
+
+    /* Per worker; grown when a state with a longer context comes. */
+    float *scratch;
+    uint64_t scratch_floats; /* one worker's part */
+
+    /* The pass at work. */
+    struct k3_source *src;
+    const struct k3_row *rows;
+    const struct k3_pass_hooks *hooks;
+    struct k3_err *err;
+    uint32_t n_rows, n_segs, n_snaps;
+    uint32_t next_matrix; /* schedule order is kept, or it is our bug */
+    bool experts_open;
+    struct k3_pass_times times;
+};
+
+static inline uint64_t k3_pass_now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+static inline float *k3_pass_scratch(const struct k3_pass *p, uint32_t worker)
+{
+    return p->scratch + worker * p->scratch_floats;
+}
+static inline bool k3_pass_has(const struct k3_pass *p, uint32_t layer, enum k3_role role)
+{
+    return p->matrix[(size_t)layer * K3_N_ROLES + role] >= 0;
+}
+/* A resident tensor; layer n_layers = the model level. */
+const float *k3_pass_resident(const struct k3_pass *p, uint32_t layer, enum k3_resident_role role);
+
+/* pass_stream.c.  y[r] = W x[r] for n_rows rows, W streamed in row blocks; layer n_layers = lm_head.  With gate != NULL
+ * each result is folded in at once: gate = situ(gate, y), gate laid out as y is. */
+int k3_pass_matrix(struct k3_pass *p, uint32_t layer, enum k3_role role, float *y, size_t ldy, const float *x,
+                   size_t ldx, uint32_t n_rows, float *gate);
+/* The same walk with a function for each block: rows [row, row + n_rows) of the matrix at w.  Blocks are whole multiples
+ * of `unit` rows, one unit at least. */
+typedef void k3_pass_block_fn(void *arg, const struct k3_matrix *mat, const void *w, uint32_t row, uint32_t n_rows);
+int k3_pass_blocks(struct k3_pass *p, uint32_t layer, enum k3_role role, uint32_t unit, k3_pass_block_fn *fn, void *arg);
+/* How many rows of a matrix of n_out one task should take. */
+uint32_t k3_pass_tile(const struct k3_pass *p, uint32_t n_out);
+
+/* pass_res.c: row-wise work. */
+/* x = AttnRes(snapshots, prefix) [n = 0 snapshots: the prefix itself], of the given norm and proj. */
+void k3_pass_mix(struct k3_pass *p, uint32_t layer, enum k3_resident_role norm, enum k3_resident_role proj);
+void k3_pass_push(struct k3_pass *p);
+/* y[r] = rmsnorm(x[r]) over n, rows ldx apart; y may be x. */
+void k3_pass_norm(struct k3_pass *p, float *y, const float *x, size_t ld, const float *w, uint32_t n, float eps);
+void k3_pass_add(struct k3_pass *p, float *y, const float *x, uint32_t n); /* y[r] += x[r], rows n apart */
+
+/* pass_kda.c, pass_mla.c: p->x -> out[row][hidden]; pass_moe.c: p->x -> p->y. */
+int k3_pass_kda(struct k3_pass *p, uint32_t layer, float *out);
+int k3_pass_mla(struct k3_pass *p, uint32_t layer, float *out);
+int k3_pass_dense(struct k3_pass *p, uint32_t layer);
+int k3_pass_moe(struct k3_pass *p, uint32_t layer);
+
+/* Floats of p->u that one row needs; floats of scratch that one worker needs. */
+uint64_t k3_pass_kda_floats(const struct k3_config *c);
+uint64_t k3_pass_mla_floats(const struct k3_config *c);
+uint64_t k3_pass_mlp_floats(const struct k3_config *c);
+uint64_t k3_pass_kda_scratch(const struct k3_config *c);
+uint64_t k3_pass_mla_scratch(const struct k3_config *c, uint32_t ctx);
+
+#endif
