@@ -3,6 +3,7 @@
 #ifndef K3_MODEL_INDEX_H
 #define K3_MODEL_INDEX_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -11,6 +12,7 @@
 #define K3_MAX_DIMS 4
 
 enum k3_dtype { K3_F32 = 0, K3_F16 = 1, K3_BF16 = 2, K3_U8 = 3, K3_N_DTYPES = 4 };
+#define K3_DTYPE_OTHER 255 /* something else: only an error where such a tensor is used */
 size_t k3_dtype_bytes(enum k3_dtype dtype);
 const char *k3_dtype_name(enum k3_dtype dtype);
 
@@ -27,7 +29,7 @@ struct k3_tensor {
     uint32_t name_off; /* into the index's string area */
     uint16_t file;
     uint8_t dtype; /* enum k3_dtype */
-    uint8_t n_dims;
+    uint8_t n_dims; /* may be above K3_MAX_DIMS: then shape holds the first four */
 };
 
 struct k3_index;
@@ -35,7 +37,9 @@ struct k3_index;
 /* Opens every *.safetensors of the directories (a shard found in several counts once, first directory wins)
  * and parses all headers.  Refused (exit 2, one line): a header length beyond the file, JSON that is not a
  * header, overlapping or out-of-range offsets, lengths that disagree with shape and dtype, duplicate names,
- * a truncated shard, no shard at all.  On success *out is the caller's; k3_index_close() accepts NULL. */
+ * a truncated shard, no shard at all; and where a model.safetensors.index.json is there (first directory wins),
+ * a tensor that it puts in another of the files that are there.  Files are in the order of their base names,
+ * whatever directory they are in.  On success *out is the caller's; k3_index_close() accepts NULL. */
 int k3_index_open(struct k3_index **out, const char *const *dirs, size_t n_dirs, struct k3_err *err);
 void k3_index_close(struct k3_index *ix);
 
@@ -48,6 +52,13 @@ struct k3_index *k3_index_new(void);
 size_t k3_index_n_tensors(const struct k3_index *ix);
 const struct k3_tensor *k3_index_at(const struct k3_index *ix, size_t i);
 const char *k3_index_name(const struct k3_index *ix, const struct k3_tensor *t);
+/* Adds a file that headers may be parsed for (path is copied); its number is the number of files before. */
+int k3_index_add_file(struct k3_index *ix, const char *path, uint64_t len_bytes, uint64_t dev, uint64_t ino,
+                      struct k3_err *err);
+/* The part of a path after its last slash. */
+const char *k3_index_base_name(const char *path);
+/* The file in which the model.safetensors.index.json puts `name`, into out; false when nothing says so. */
+bool k3_index_listed_in(const struct k3_index *ix, const char *name, char *out, size_t len_bytes);
 /* Call k3_index_sort() once before find; k3_index_open() has done it.  -EEXIST names a duplicate. */
 int k3_index_sort(struct k3_index *ix, struct k3_err *err);
 const struct k3_tensor *k3_index_find(const struct k3_index *ix, const char *name);

@@ -32,8 +32,9 @@ struct k3_layout {
 };
 
 /* Chooses pins for a budget: router gates first, then the other pieces spread evenly over the pass by bytes,
- * one piece at a time until the next would not fit.  pinned: m->n_pieces bytes, written 0/1.  A budget of at least
- * the whole trunk pins everything. */
+ * one piece at a time until the next would not fit.  pinned: m->n_pieces bytes, written 0/1.  The budget is never
+ * exceeded: a piece costs the whole pages that it owns (0.05% more than its bytes for K3).  A budget of at least the
+ * whole trunk in such pages pins everything. */
 void k3_pins_choose(const struct k3_model *m, uint32_t align_bytes, uint64_t budget_bytes, uint8_t *pinned);
 
 /* Builds the layout for a given pinned set.  Refused: ring_bytes not a multiple of 2 MiB or smaller than twice

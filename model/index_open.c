@@ -1,0 +1,195 @@
+/* Finds the shards of the given directories and reads their headers, leaving no page cache behind. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "model/index_private.h"
+
+#define HEADER_MAX_BYTES (100u << 20) /* what the safetensors library accepts; the released model has 0.8 MB */
+
+static int read_all(int fd, void *to, size_t len_bytes, uint64_t off_bytes)
+{
+    uint8_t *p = to;
+
+    while (len_bytes) {
+        ssize_t n = pread(fd, p, len_bytes, (off_t)off_bytes);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -ENODATA;
+        p += n;
+        len_bytes -= (size_t)n;
+        off_bytes += (uint64_t)n;
+    }
+    return 0;
+}
+
+struct buffer {
+    char *p;
+    size_t cap;
+};
+
+static int read_header(struct k3_index *ix, uint16_t file, int fd, struct buffer *b, uint64_t *read_bytes,
+                       struct k3_err *err)
+{
+    const struct k3_file *f = ix->files + file;
+    uint8_t le[8];
+    uint64_t n = 0;
+    int rc;
+
+    if (f->len_bytes < 8)
+        return k3_refuse(err, -EINVAL, "%s has %" PRIu64 " bytes; a safetensors file has at least 8 (truncated?)",
+                         f->path, f->len_bytes);
+    if ((rc = read_all(fd, le, sizeof(le), 0)) < 0)
+        return k3_fail(err, rc, "%s: reading its header: %s", f->path, strerror(-rc));
+    for (int i = 0; i < 8; i++)
+        n |= (uint64_t)le[i] << (8 * i);
+    if (n > f->len_bytes - 8)
+        return k3_refuse(err, -EINVAL, "%s: header length %" PRIu64 " is beyond the file, which has %" PRIu64
+                         " bytes (truncated, or not safetensors)", f->path, n, f->len_bytes);
+    if (n > HEADER_MAX_BYTES)
+        return k3_refuse(err, -EINVAL, "%s: header length %" PRIu64 " is above the limit of %u bytes", f->path, n,
+                         HEADER_MAX_BYTES);
+    if (n > b->cap) {
+        free(b->p);
+        b->p = malloc(n);
+        b->cap = b->p ? n : 0;
+        if (!b->p)
+            return k3_fail(err, -ENOMEM, "no memory for a header of %" PRIu64 " bytes", n);
+    }
+    *read_bytes = 8 + n;
+    if ((rc = read_all(fd, b->p, n, 8)) < 0)
+        return k3_fail(err, rc, "%s: reading its header: %s", f->path, strerror(-rc));
+    return k3_index_parse_header(ix, file, b->p, n, 8 + n, f->len_bytes, err);
+}
+
+static int read_headers(struct k3_index *ix, struct k3_err *err)
+{
+    struct buffer b = { NULL, 0 };
+    int rc = 0;
+
+    for (size_t i = 0; i < ix->n_files && rc == 0; i++) {
+        int fd = open(ix->files[i].path, O_RDONLY | O_CLOEXEC);
+        uint64_t read_bytes = 8;
+
+        if (fd < 0) {
+            rc = k3_refuse(err, -errno, "open %s: %s", ix->files[i].path, strerror(errno));
+            break;
+        }
+        /* RANDOM: no read-ahead past the header.  DONTNEED drops whole pages only, so the end is rounded up. */
+        posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+        rc = read_header(ix, (uint16_t)i, fd, &b, &read_bytes, err);
+        posix_fadvise(fd, 0, (off_t)((read_bytes + 4095) & ~4095ull), POSIX_FADV_DONTNEED);
+        close(fd);
+    }
+    free(b.p);
+    return rc;
+}
+
+static bool is_shard(const char *name)
+{
+    static const char suffix[] = ".safetensors";
+    size_t n = strlen(name);
+
+    return n >= sizeof(suffix) && name[0] != '.' && !strcmp(name + n - (sizeof(suffix) - 1), suffix);
+}
+
+static bool known(const struct k3_index *ix, size_t n, const char *base)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!strcmp(k3_index_base_name(ix->files[i].path), base))
+            return true;
+    return false;
+}
+
+static int add_shard(struct k3_index *ix, const char *dir, const char *name, struct k3_err *err)
+{
+    char *path;
+    struct stat st;
+    int rc;
+
+    if (asprintf(&path, "%s/%s", dir, name) < 0)
+        return k3_fail(err, -ENOMEM, "no memory for a file name");
+    if (stat(path, &st) < 0)
+        rc = k3_refuse(err, -errno, "%s: %s", path, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        rc = k3_refuse(err, -EINVAL, "%s is not a regular file", path);
+    else
+        rc = k3_index_add_file(ix, path, (uint64_t)st.st_size, st.st_dev, st.st_ino, err);
+    free(path);
+    return rc;
+}
+
+static int scan_dir(struct k3_index *ix, const char *dir, struct k3_err *err)
+{
+    DIR *d = opendir(dir);
+    size_t n_before = ix->n_files;
+    int rc = 0;
+
+    if (!d)
+        return k3_refuse(err, -errno, "model directory %s: %s", dir, strerror(errno));
+    while (rc == 0) {
+        struct dirent *e;
+
+        errno = 0;
+        e = readdir(d);
+        if (!e) {
+            if (errno)
+                rc = k3_fail(err, -errno, "model directory %s: %s", dir, strerror(errno));
+            break;
+        }
+        if (is_shard(e->d_name) && !known(ix, n_before, e->d_name))
+            rc = add_shard(ix, dir, e->d_name, err);
+    }
+    closedir(d);
+    if (rc == 0 && !ix->list_path) {
+        if (asprintf(&ix->list_path, "%s/model.safetensors.index.json", dir) < 0) {
+            ix->list_path = NULL;
+            return k3_fail(err, -ENOMEM, "no memory for a file name");
+        }
+        if (access(ix->list_path, F_OK) < 0) {
+            free(ix->list_path);
+            ix->list_path = NULL;
+        }
+    }
+    return rc;
+}
+
+static int by_base_name(const void *a, const void *b)
+{
+    return strcmp(k3_index_base_name(((const struct k3_file *)a)->path),
+                  k3_index_base_name(((const struct k3_file *)b)->path));
+}
+
+int k3_index_open(struct k3_index **out, const char *const *dirs, size_t n_dirs, struct k3_err *err)
+{
+    struct k3_index *ix = k3_index_new();
+    int rc = ix ? 0 : k3_fail(err, -ENOMEM, "no memory for an index");
+
+    for (size_t i = 0; i < n_dirs && rc == 0; i++)
+        rc = scan_dir(ix, dirs[i], err);
+    if (rc == 0 && ix->n_files == 0)
+        rc = k3_refuse(err, -ENOENT, "no *.safetensors file in %s; a model directory holds config.json and the shards",
+                       n_dirs ? dirs[0] : "(no directory given)");
+    if (rc == 0) {
+        qsort(ix->files, ix->n_files, sizeof(*ix->files), by_base_name);
+        rc = read_headers(ix, err);
+    }
+    if (rc == 0)
+        rc = k3_index_sort(ix, err);
+    if (rc == 0)
+        rc = k3_index_list_check(ix, err);
+    if (rc < 0) {
+        k3_index_close(ix);
+        return rc;
+    }
+    *out = ix;
+    return 0;
+}
