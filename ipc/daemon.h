@@ -32,8 +32,8 @@ struct k3_daemon_opts { const char *instance, *log_level; bool supervised; };
 
 struct k3_daemon;
 /* Answers a control request `cmd` that the skeleton does not know (it does ping, info, stats, drain, shutdown, log).
- * Runs on the control thread: touch only atomics or take your own lock.  Fill reply; return 0 or negative errno with
- * words. */
+ * Runs on a control thread: touch only atomics or take your own lock.  Fill reply; return 0 or negative errno with
+ * words.  Neither this nor k3_info_fn runs before k3_daemon_ready() or after k3_daemon_ctl_end(). */
 typedef int k3_ctl_fn(void *arg, const char *cmd, const cJSON *request, cJSON *reply, struct k3_err *err);
 /* Adds the daemon's own fields to the answer of `info`. */
 typedef void k3_info_fn(void *arg, cJSON *reply);
@@ -49,6 +49,8 @@ _Atomic bool *k3_daemon_stop_flag(struct k3_daemon *d);
 /* Called (on a signal-safe path of the skeleton's own thread) when stopping begins, to wake the main loop. */
 void k3_daemon_on_stop(struct k3_daemon *d, void (*fn)(void *), void *arg);
 void k3_daemon_beat(struct k3_daemon *d);                    /* heartbeat; the skeleton also beats by itself never */
+/* To be called before what ctl and info look at is torn down: waits for a running one, then none is called. */
+void k3_daemon_ctl_end(struct k3_daemon *d);
 void k3_daemon_close(struct k3_daemon *d);                   /* NULL is fine */
 
 const char *k3_daemon_rundir(const struct k3_daemon *d);

@@ -40,7 +40,7 @@ void k3_reply_error(cJSON *reply, const struct k3_err *err);
 /* Parses a request body; malformed: NULL and a failure reply.  What the control-message fuzz target drives. */
 cJSON *k3_msg_parse(const void *data, size_t len_bytes, const char **cmd, cJSON *reply);
 
-/* Client: one REQ socket.  call: sends, waits at most timeout_ms, returns the reply (caller frees with cJSON_Delete).
+/* Client: one REQ socket, one call at a time.  call: sends, waits at most timeout_ms, returns the reply (caller frees with cJSON_Delete).
  * -ECONNREFUSED/-ETIMEDOUT: nobody there (exit 3).  A reply with ok false is returned as success; look at "ok". */
 struct k3_client;
 int k3_client_open(struct k3_client **out, const char *rundir, const char *name, struct k3_err *err);

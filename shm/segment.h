@@ -1,7 +1,7 @@
 /* shm/segment.h: named POSIX shared memory, the run directory and the kernel locks that say who is alive.
  *
- * A control segment is complete before it has its name: it is made under a temporary name and renamed over the old
- * one.  A data segment keeps its name and inode over take-overs.  Mode 0600; reserved with posix_fallocate before
+ * A control segment is complete before it has its name: it is made nameless, linked under a temporary name and
+ * renamed over the old one.  A data segment keeps its name and inode over take-overs.  Mode 0600; reserved with posix_fallocate before
  * use, so that a small /dev/shm is a refusal and never SIGBUS. */
 #ifndef K3_SHM_SEGMENT_H
 #define K3_SHM_SEGMENT_H
@@ -15,7 +15,7 @@
 #define K3_LINE 64
 
 struct k3_seg {
-    char name[128]; /* "/k3.<uid>.<instance>.<what>" */
+    char name[128]; /* "/k3.<uid>.<instance>.<what>"; empty when closed */
     int fd;         /* -1 none */
     uint8_t *base;  /* NULL unmapped */
     uint64_t len_bytes;
@@ -27,8 +27,9 @@ int k3_instance_check(const char *instance, struct k3_err *err);
 /* Fills out with "/k3.<uid>.<instance>.<what>". */
 void k3_seg_name(char *out, size_t len, const char *instance, const char *what);
 
-/* Makes a new zeroed segment under a temporary name, reserves and maps it (rw).  k3_seg_publish() gives it its
- * name, replacing an older one.  Refused with what is free in /dev/shm when the reservation fails. */
+/* Makes a new zeroed segment without a name (a maker that dies leaves none), reserves and maps it rw.
+ * k3_seg_publish() gives it its name, replacing an older one.  Refused, with what is free in /dev/shm and the option that
+ * makes it smaller, when the reservation fails. */
 int k3_seg_create(struct k3_seg *s, const char *instance, const char *what, uint64_t len_bytes, struct k3_err *err);
 int k3_seg_publish(struct k3_seg *s, struct k3_err *err);
 /* Opens an existing one.  writable: map read-write.  -ENOENT when there is none (no error text in that case). */

@@ -1,0 +1,352 @@
+#include "shm/segment.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#define SHM_DIR "/dev/shm"
+#define HUGE_BYTES ((uint64_t)2 << 20)
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+int k3_instance_check(const char *instance, struct k3_err *err)
+{
+    size_t len = strlen(instance);
+
+    if (len < 1 || len > 32 ||
+        strspn(instance, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") != len)
+        return k3_refuse(err, -EINVAL, "instance name \"%.64s\": must be 1 to 32 characters of A-Z a-z 0-9 _ -",
+                         instance);
+    return 0;
+}
+
+void k3_seg_name(char *out, size_t len, const char *instance, const char *what)
+{
+    snprintf(out, len, "/k3.%u.%s.%s", (unsigned)geteuid(), instance, what);
+}
+
+static void seg_path(char *out, size_t len, const char *name)
+{
+    snprintf(out, len, SHM_DIR "%s", name);
+}
+
+/* The option that makes a segment smaller, for the refusal. */
+static const char *shrink_hint(const char *what)
+{
+    if (strncmp(what, "trunk", 5) == 0)
+        return "lower --trunk-gb or --ring-mb";
+    if (strncmp(what, "expert", 6) == 0)
+        return "lower --cache-gb";
+    return "free some of it";
+}
+
+static const char *human(char *out, size_t len, uint64_t bytes)
+{
+    if (bytes >= 100000000u)
+        snprintf(out, len, "%.2f GB", (double)bytes / 1e9);
+    else
+        snprintf(out, len, "%" PRIu64 " bytes", bytes);
+    return out;
+}
+
+static int fallocate_all(int fd, uint64_t off_bytes, uint64_t len_bytes)
+{
+    int rc;
+
+    do
+        rc = posix_fallocate(fd, (off_t)off_bytes, (off_t)len_bytes);
+    while (rc == EINTR);
+    return -rc;
+}
+
+static int refuse_size(struct k3_err *err, int code, const char *name, uint64_t len_bytes)
+{
+    struct statvfs fs;
+    char asked[32], there[32], whole[32];
+    const char *what = name;
+
+    /* "/k3.<uid>.<instance>.<what>": neither uid nor instance holds a dot. */
+    for (int dots = 0; dots < 3 && what; dots++) {
+        what = strchr(what, '.');
+        if (what)
+            what++;
+    }
+    if (statvfs(SHM_DIR, &fs) != 0)
+        return k3_refuse(err, code, "segment %s: cannot reserve %s in " SHM_DIR ": %s; %s", name,
+                         human(asked, sizeof(asked), len_bytes), strerror(-code), shrink_hint(what ? what : ""));
+    return k3_refuse(err, code, "segment %s: asked for %s, " SHM_DIR " has %s free of %s; %s, or enlarge " SHM_DIR,
+                     name, human(asked, sizeof(asked), len_bytes),
+                     human(there, sizeof(there), (uint64_t)fs.f_bavail * fs.f_frsize),
+                     human(whole, sizeof(whole), (uint64_t)fs.f_blocks * fs.f_frsize),
+                     shrink_hint(what ? what : ""));
+}
+
+/* Reserves address space for len bytes at a multiple of 2 MiB, so that huge pages can be mapped there. */
+static uint8_t *reserve_aligned(uint64_t len_bytes)
+{
+    uint8_t *raw, *at;
+    uint64_t whole, head;
+
+    if (__builtin_add_overflow(len_bytes, HUGE_BYTES, &whole))
+        return NULL;
+    raw = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (raw == MAP_FAILED)
+        return NULL;
+    at = (uint8_t *)(((uintptr_t)raw + HUGE_BYTES - 1) & ~(uintptr_t)(HUGE_BYTES - 1));
+    head = (uint64_t)(at - raw);
+    if (head)
+        munmap(raw, head);
+    len_bytes = (len_bytes + 4095) & ~(uint64_t)4095;
+    if (whole - head > len_bytes)
+        munmap(at + len_bytes, whole - head - len_bytes);
+    return at;
+}
+
+static int map_whole(struct k3_seg *s, bool writable, struct k3_err *err)
+{
+    int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    void *p;
+
+    if (s->len_bytes >= HUGE_BYTES) {
+        uint8_t *at = reserve_aligned(s->len_bytes);
+
+        if (!at)
+            return k3_fail(err, -ENOMEM, "segment %s: no address space for %" PRIu64 " bytes", s->name, s->len_bytes);
+        p = mmap(at, s->len_bytes, prot, MAP_SHARED | MAP_FIXED, s->fd, 0);
+        if (p == MAP_FAILED) {
+            int code = -errno;
+
+            munmap(at, s->len_bytes);
+            return k3_fail(err, code, "segment %s: mmap of %" PRIu64 " bytes: %s", s->name, s->len_bytes,
+                           strerror(-code));
+        }
+    } else {
+        p = mmap(NULL, s->len_bytes, prot, MAP_SHARED, s->fd, 0);
+        if (p == MAP_FAILED)
+            return k3_fail(err, -errno, "segment %s: mmap of %" PRIu64 " bytes: %s", s->name, s->len_bytes,
+                           strerror(errno));
+    }
+    s->base = p;
+    return 0;
+}
+
+int k3_seg_create(struct k3_seg *s, const char *instance, const char *what, uint64_t len_bytes, struct k3_err *err)
+{
+    struct statvfs fs;
+    int rc;
+
+    *s = (struct k3_seg)K3_SEG_INIT;
+    if (len_bytes == 0 || len_bytes > INT64_MAX)
+        return k3_fail(err, -EINVAL, "segment %s: impossible length %" PRIu64, what, len_bytes);
+    k3_seg_name(s->name, sizeof(s->name), instance, what);
+    if (statvfs(SHM_DIR, &fs) == 0 && fs.f_blocks > 0 && (uint64_t)fs.f_bavail * fs.f_frsize < len_bytes)
+        return refuse_size(err, -ENOSPC, s->name, len_bytes);
+    /* Nameless until published: a maker that dies before leaves nothing behind. */
+    s->fd = open(SHM_DIR, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (s->fd < 0)
+        return k3_fail(err, -errno, "segment %s: cannot make a file in " SHM_DIR ": %s", s->name, strerror(errno));
+    s->len_bytes = len_bytes;
+    rc = fallocate_all(s->fd, 0, len_bytes);
+    if (rc < 0) {
+        rc = refuse_size(err, rc, s->name, len_bytes);
+        goto fail;
+    }
+    rc = map_whole(s, true, err);
+    if (rc == 0)
+        return 0;
+fail:
+    k3_seg_close(s);
+    return rc;
+}
+
+int k3_seg_publish(struct k3_seg *s, struct k3_err *err)
+{
+    char self[64], path[sizeof(s->name) + 16], tmp[sizeof(path) + 8];
+    int rc;
+
+    snprintf(self, sizeof(self), "/proc/self/fd/%d", s->fd);
+    seg_path(path, sizeof(path), s->name);
+    snprintf(tmp, sizeof(tmp), "%s.new", path);
+    /* linkat cannot replace a name and rename can.  A ".new" that is there was left by a maker that died between
+     * the two; the daemon's lock keeps two live makers apart. */
+    rc = linkat(AT_FDCWD, self, AT_FDCWD, tmp, AT_SYMLINK_FOLLOW);
+    if (rc != 0 && errno == EEXIST) {
+        unlink(tmp);
+        rc = linkat(AT_FDCWD, self, AT_FDCWD, tmp, AT_SYMLINK_FOLLOW);
+    }
+    if (rc != 0)
+        return k3_fail(err, -errno, "segment %s: cannot name it: %s", s->name, strerror(errno));
+    if (rename(tmp, path) != 0) {
+        rc = k3_fail(err, -errno, "segment %s: cannot name it: %s", s->name, strerror(errno));
+        unlink(tmp);
+        return rc;
+    }
+    return 0;
+}
+
+int k3_seg_open(struct k3_seg *s, const char *instance, const char *what, bool writable, struct k3_err *err)
+{
+    char path[sizeof(s->name) + 16];
+    struct stat st;
+    int rc;
+
+    *s = (struct k3_seg)K3_SEG_INIT;
+    k3_seg_name(s->name, sizeof(s->name), instance, what);
+    seg_path(path, sizeof(path), s->name);
+    s->fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW);
+    if (s->fd < 0) {
+        if (errno == ENOENT)
+            return -ENOENT;
+        return k3_fail(err, -errno, "segment %s: %s", s->name, strerror(errno));
+    }
+    if (fstat(s->fd, &st) != 0)
+        rc = k3_fail(err, -errno, "segment %s: %s", s->name, strerror(errno));
+    else if (!S_ISREG(st.st_mode) || st.st_uid != geteuid())
+        rc = k3_refuse(err, -EPERM, "segment %s: owned by uid %u, must be a file of uid %u", s->name,
+                       (unsigned)st.st_uid, (unsigned)geteuid());
+    else if (st.st_size <= 0)
+        rc = k3_fail(err, -EPROTO, "segment %s: empty", s->name);
+    else {
+        s->len_bytes = (uint64_t)st.st_size;
+        rc = map_whole(s, writable, err);
+    }
+    if (rc < 0)
+        k3_seg_close(s);
+    return rc;
+}
+
+void k3_seg_close(struct k3_seg *s)
+{
+    if (s->base)
+        munmap(s->base, s->len_bytes);
+    if (s->fd >= 0)
+        close(s->fd);
+    *s = (struct k3_seg)K3_SEG_INIT;
+}
+
+void k3_seg_unlink(const char *instance, const char *what)
+{
+    char name[128], path[160];
+
+    k3_seg_name(name, sizeof(name), instance, what);
+    seg_path(path, sizeof(path), name);
+    unlink(path);
+}
+
+bool k3_seg_is_current(const struct k3_seg *s)
+{
+    char path[sizeof(s->name) + 16];
+    struct stat named, ours;
+
+    if (s->fd < 0)
+        return false;
+    seg_path(path, sizeof(path), s->name);
+    return stat(path, &named) == 0 && fstat(s->fd, &ours) == 0 && named.st_ino == ours.st_ino &&
+           named.st_dev == ours.st_dev;
+}
+
+int k3_seg_renew(struct k3_seg *s, uint64_t off_bytes, uint64_t len_bytes, struct k3_err *err)
+{
+    uint64_t end;
+    int rc;
+
+    if (__builtin_add_overflow(off_bytes, len_bytes, &end) || end > s->len_bytes || off_bytes % 4096 ||
+        (len_bytes % 4096 && end != s->len_bytes))
+        return k3_fail(err, -EINVAL, "segment %s: cannot renew [%" PRIu64 ", +%" PRIu64 ") of %" PRIu64 " bytes",
+                       s->name, off_bytes, len_bytes, s->len_bytes);
+    if (len_bytes == 0)
+        return 0;
+    do
+        rc = fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off_bytes, (off_t)len_bytes);
+    while (rc != 0 && errno == EINTR);
+    if (rc != 0)
+        return k3_fail(err, -errno, "segment %s: punching [%" PRIu64 ", +%" PRIu64 "): %s", s->name, off_bytes,
+                       len_bytes, strerror(errno));
+    rc = fallocate_all(s->fd, off_bytes, len_bytes);
+    if (rc < 0)
+        return refuse_size(err, rc, s->name, len_bytes);
+    return 0;
+}
+
+/* Sum of ShmemPmdMapped over the mappings that touch [addr, addr + len). */
+static uint64_t pmd_mapped(const void *addr, uint64_t len_bytes)
+{
+    FILE *f = fopen("/proc/self/smaps", "re");
+    uint64_t lo = 0, hi = 0, kb, sum = 0, first = (uint64_t)(uintptr_t)addr;
+    char line[512];
+
+    if (!f)
+        return 0;
+    while (fgets(line, sizeof(line), f)) {
+        uint64_t a, b;
+
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &a, &b) == 2) {
+            lo = a;
+            hi = b;
+        } else if (lo < first + len_bytes && hi > first && sscanf(line, "ShmemPmdMapped: %" SCNu64, &kb) == 1) {
+            sum += kb * 1024;
+        }
+    }
+    fclose(f);
+    return sum < len_bytes ? sum : len_bytes;
+}
+
+uint64_t k3_seg_collapse(void *addr, uint64_t len_bytes)
+{
+    uint8_t *p = addr;
+
+    /* One call may stop at the first range that fails; so each GiB gets a call of its own. */
+    for (uint64_t off = 0; off < len_bytes; off += (uint64_t)1 << 30) {
+        uint64_t n = len_bytes - off < ((uint64_t)1 << 30) ? len_bytes - off : (uint64_t)1 << 30;
+
+        if (madvise(p + off, n, MADV_COLLAPSE) != 0 && errno == EAGAIN)
+            (void)madvise(p + off, n, MADV_COLLAPSE);
+    }
+    if (madvise(addr, len_bytes, MADV_POPULATE_WRITE) != 0) /* refused on a read-only mapping */
+        (void)madvise(addr, len_bytes, MADV_POPULATE_READ);
+    return pmd_mapped(addr, len_bytes);
+}
+
+int k3_ring_map(const struct k3_seg *s, uint64_t off_bytes, uint64_t len_bytes, bool writable, uint8_t **out,
+                struct k3_err *err)
+{
+    int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    uint64_t end, twice;
+    uint8_t *at;
+
+    if (__builtin_add_overflow(off_bytes, len_bytes, &end) || __builtin_add_overflow(len_bytes, len_bytes, &twice) ||
+        end > s->len_bytes || len_bytes == 0 || off_bytes % 4096 || len_bytes % 4096)
+        return k3_fail(err, -EINVAL, "segment %s: no ring at [%" PRIu64 ", +%" PRIu64 ") of %" PRIu64 " bytes", s->name,
+                       off_bytes, len_bytes, s->len_bytes);
+    at = reserve_aligned(twice);
+    if (!at)
+        return k3_fail(err, -ENOMEM, "segment %s: no address space for a ring of %" PRIu64 " bytes", s->name, len_bytes);
+    for (int i = 0; i < 2; i++)
+        if (mmap(at + (uint64_t)i * len_bytes, len_bytes, prot, MAP_SHARED | MAP_FIXED, s->fd, (off_t)off_bytes) ==
+            MAP_FAILED) {
+            int code = -errno;
+
+            munmap(at, twice);
+            return k3_fail(err, code, "segment %s: mmap of the ring: %s", s->name, strerror(-code));
+        }
+    *out = at;
+    return 0;
+}
+
+void k3_ring_unmap(uint8_t *addr, uint64_t len_bytes)
+{
+    if (addr)
+        munmap(addr, 2 * len_bytes);
+}
