@@ -1,0 +1,34 @@
+/* k3-computed/kernels.c: which set of kernels this CPU can run. */
+#include "k3-computed/kernels.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "k3-computed/kernels_impl.h"
+
+/* __builtin_cpu_supports also asks the operating system (xgetbv) whether the registers are saved.
+ */
+static bool has_avx2(void)
+{
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+}
+
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+const struct k3_kernels *k3_kernels_get(const char *name)
+{
+    bool best = name == NULL || strcmp(name, "auto") == 0;
+    if ((best || strcmp(name, "avx512") == 0) && has_avx512())
+        return &k3_kernels_avx512;
+    if ((best || strcmp(name, "avx2") == 0) && has_avx2())
+        return &k3_kernels_avx2;
+    if (best || strcmp(name, "c") == 0)
+        return &k3_kernels_c;
+    return NULL;
+}
