@@ -1,0 +1,37 @@
+# Shared by the process tests.  tests/run sets K3_BIN and K3_BUILD; defaults serve a bare `bats tests/proc/x.bats`.
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+K3_BIN=${K3_BIN:-$ROOT/bin}
+K3_BUILD=${K3_BUILD:-$ROOT/build/release}
+DEMO=$ROOT/run/demo-model
+export K3_BIN K3_BUILD
+
+# The instance of one test file: t-<file>, so that leftovers can be told.
+INSTANCE=t-$(basename "${BATS_TEST_FILENAME:-shell}" .bats | tr -c 'A-Za-z0-9\n' '-' | cut -c1-24)
+export INSTANCE
+
+up() { # up OPTION...
+    "$ROOT/run/k3-run" up --instance "$INSTANCE" "$@" 3>&- 4>&-
+}
+down() {
+    "$ROOT/run/k3-run" down --instance "$INSTANCE" >/dev/null 2>&1 3>&- 4>&- || true
+}
+router() { # router OPTION...  (prompt on stdin)
+    timeout 120 "$K3_BIN/k3-router" --instance "$INSTANCE" "$@" 3>&-
+}
+ctl() { "$K3_BIN/k3ctl" --instance "$INSTANCE" "$@"; }
+# One value of a member's stats page.
+stat_of() { # stat_of DAEMON NAME
+    ctl stats "$1" --json | jq -r --arg d "$1" --arg n "$2" '.. | objects | select(has($n)) | .[$n] | if type == "object" then .value else . end' | head -1
+}
+run_dir() { # run_dir INSTANCE
+    if [ -n "${XDG_RUNTIME_DIR:-}" ]; then echo "$XDG_RUNTIME_DIR/k3/$1"; else echo "/tmp/k3-$(id -u)/$1"; fi
+}
+pid_of() { # pid_of DAEMON: the process that holds the daemon's lock
+    ctl info "$1" --json 2>/dev/null | jq -r '.. | objects | select(has("pid")) | .pid' | head -1
+}
+# Nothing may be left of an instance.
+nothing_left() { # nothing_left INSTANCE
+    [ -z "$(find /dev/shm -maxdepth 1 -name "k3.$(id -u).$1.*")" ] || { find /dev/shm -maxdepth 1 -name "k3.$(id -u).$1.*"; return 1; }
+    [ ! -e "$(run_dir "$1")" ] || { find "$(run_dir "$1")"; return 1; }
+    if pgrep -f -- "--instance $1( |\$)" | grep -vx "$$" >/dev/null; then pgrep -af -- "--instance $1( |\$)"; return 1; fi
+}
