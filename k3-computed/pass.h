@@ -13,6 +13,8 @@
  * latent rows [ctx][kv_lora + qk_rope].  State after n positions; it cannot be rolled back. */
 struct k3_state;
 int k3_state_new(struct k3_state **out, const struct k3_config *c, uint32_t ctx, struct k3_err *err);
+/* Makes the kernel provide all its pages now, so that out of memory is an error at the start.  -ENOMEM. */
+int k3_state_touch(struct k3_state *s, struct k3_err *err);
 void k3_state_free(struct k3_state *s);
 void k3_state_reset(struct k3_state *s);
 uint32_t k3_state_positions(const struct k3_state *s);

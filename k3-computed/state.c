@@ -89,6 +89,18 @@ int k3_state_new(struct k3_state **out, const struct k3_config *c, uint32_t ctx,
     return 0;
 }
 
+int k3_state_touch(struct k3_state *s, struct k3_err *err)
+{
+    if (madvise(s, (size_t)s->len_bytes, MADV_POPULATE_WRITE) == 0)
+        return 0;
+    if (errno == ENOMEM || errno == EFAULT)
+        return k3_fail(err, -ENOMEM, "state of one sequence with %u positions: no %llu bytes of memory; lower --ctx", s->ctx,
+                       (unsigned long long)s->len_bytes);
+    for (uint64_t i = STATE_PAGE; i < s->len_bytes; i += STATE_PAGE) /* a kernel before 5.14 */
+        *((volatile char *)s + i) = 0;
+    return 0;
+}
+
 void k3_state_free(struct k3_state *s)
 {
     if (s)
