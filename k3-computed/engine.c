@@ -1,0 +1,694 @@
+/* k3-computed/engine.c: the life of a request, one pass after the other (engine.h). */
+#include "k3-computed/engine.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "ipc/daemon.h"
+
+/* What one sequence got from a pass; written by draw(), without the lock. */
+struct outcome {
+    bool has_token, has_logits;
+    uint32_t token;
+    int rc; /* the logits were not finite */
+    struct k3_err err;
+};
+
+struct k3_engine {
+    struct k3_engine_opts o;
+    pthread_mutex_t lock;   /* everything below, but for what is marked */
+    pthread_cond_t changed; /* an event or a progress: polls wait on it */
+    pthread_cond_t work;    /* something is queued: the engine's thread waits on it */
+    struct k3_requests requests;
+    struct k3_request *queue_head, **queue_tail;
+    uint32_t n_queued, n_polls_waiting;
+    struct k3_slots slots;
+    uint64_t n_admitted, n_passes;
+
+    bool in_pass;
+    uint32_t n_live;        /* sequences of the pass that have not ended meanwhile */
+    uint32_t n_rows, layer;
+    uint64_t pass_start_ns, layer_start_ns, layer_ns, pass_start_bytes, bytes_per_s, progress_seq;
+
+    struct k3_sampler *sampler; /* from here on: the engine's thread alone, no lock */
+    struct k3_row *rows;
+    float *logits;
+    struct outcome *outcome; /* one per slot */
+};
+
+static uint64_t now_ns(const struct k3_engine *e)
+{
+    return e->o.now_ns ? e->o.now_ns(e->o.arg) : k3_now_ns();
+}
+
+/* At most two of a sequence: the last row, and the first generated position of a request that comes with generated ids. */
+static uint32_t max_logits(uint32_t n_sequences, uint32_t batch_rows)
+{
+    uint64_t n = 2ull * n_sequences;
+
+    return n < batch_rows ? (uint32_t)n : batch_rows;
+}
+
+uint64_t k3_engine_bytes(const struct k3_config *c, uint32_t ctx, uint32_t n_sequences, uint32_t batch_rows)
+{
+    return n_sequences * (k3_state_bytes(c, ctx) + sizeof(struct k3_slot) + sizeof(struct outcome)) +
+           (uint64_t)max_logits(n_sequences, batch_rows) * c->vocab * sizeof(float) + k3_sampler_bytes(c->vocab) +
+           batch_rows * sizeof(struct k3_row);
+}
+
+int k3_engine_open(struct k3_engine **out, const struct k3_engine_opts *opts, struct k3_err *err)
+{
+    struct k3_engine *e = calloc(1, sizeof(*e));
+    pthread_condattr_t monotonic;
+    size_t n_logits;
+    int rc;
+
+    if (!e)
+        return k3_fail(err, -ENOMEM, "no memory for the engine");
+    e->o = *opts;
+    e->queue_tail = &e->queue_head;
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&e->changed, &monotonic);
+    pthread_cond_init(&e->work, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+
+    rc = k3_slots_open(&e->slots, opts->n_sequences, &opts->m->cfg, opts->ctx, err);
+    if (rc == 0)
+        rc = k3_sampler_new(&e->sampler, opts->m->cfg.vocab, err);
+    if (rc < 0)
+        goto fail;
+    n_logits = (size_t)max_logits(opts->n_sequences, opts->batch_rows) * opts->m->cfg.vocab;
+    e->rows = calloc(opts->batch_rows, sizeof(*e->rows));
+    e->logits = malloc(n_logits * sizeof(*e->logits));
+    e->outcome = calloc(opts->n_sequences, sizeof(*e->outcome));
+    if (!e->rows || !e->logits || !e->outcome) {
+        rc = k3_fail(err, -ENOMEM, "no memory for %zu logits", n_logits);
+        goto fail;
+    }
+    memset(e->logits, 0, n_logits * sizeof(*e->logits)); /* touched now: out of memory belongs to the start */
+    *out = e;
+    return 0;
+fail:
+    k3_engine_close(e);
+    return rc;
+}
+
+void k3_engine_close(struct k3_engine *e)
+{
+    if (!e)
+        return;
+    k3_requests_free(&e->requests);
+    k3_slots_close(&e->slots);
+    k3_sampler_free(e->sampler);
+    free(e->rows);
+    free(e->logits);
+    free(e->outcome);
+    pthread_cond_destroy(&e->changed);
+    pthread_cond_destroy(&e->work);
+    pthread_mutex_destroy(&e->lock);
+    free(e);
+}
+
+/* ---- the life of a request; all with the lock held -------------------------------------------------------------------- */
+
+static void slot_release(struct k3_slot *s)
+{
+    struct k3_request *r = s->request;
+
+    s->request = NULL;
+    s->dirty = true;
+    r->slot = NULL;
+    if (r->forgotten)
+        k3_request_free(r);
+}
+
+static void queue_remove(struct k3_engine *e, struct k3_request *r)
+{
+    struct k3_request **p = &e->queue_head;
+
+    while (*p != r)
+        p = &(*p)->queue_next;
+    *p = r->queue_next;
+    if (!*p)
+        e->queue_tail = p;
+    r->queue_next = NULL;
+    e->n_queued--;
+}
+
+/* The one place where a request ends.  Of a sequence in the running pass only the events end now; its rows stay in the pass,
+ * and the state is let go with it.  When nobody is left in the pass it is aborted.  May free a forgotten r. */
+static void request_end(struct k3_engine *e, struct k3_request *r, enum k3_end end)
+{
+    if (r->phase == K3_QUEUED && !r->slot)
+        queue_remove(e, r);
+    r->phase = K3_ENDED;
+    r->end = end;
+    r->ended_ns = now_ns(e);
+    if (end == K3_END_CANCELLED)
+        k3_stat_add(e->o.stats, K3_CS_CANCELLED, 1);
+    if (end == K3_END_ERROR)
+        k3_stat_add(e->o.stats, K3_CS_FAILED, 1);
+    if (r->slot && e->in_pass && r->slot->n_rows) {
+        if (--e->n_live == 0)
+            atomic_store(e->o.abort, true);
+    } else if (r->slot) {
+        slot_release(r->slot);
+    }
+    pthread_cond_broadcast(&e->changed);
+}
+
+static void request_fail(struct k3_engine *e, struct k3_request *r, int code, const char *message)
+{
+    r->code = code;
+    snprintf(r->message, sizeof(r->message), "%s", message);
+    request_end(e, r, K3_END_ERROR);
+}
+
+static void engine_admit(struct k3_engine *e)
+{
+    while (e->queue_head) {
+        struct k3_request *r = e->queue_head;
+        struct k3_slot *s = k3_slots_find_free(&e->slots);
+
+        if (!s)
+            return;
+        queue_remove(e, r);
+        r->phase = K3_PREFILL;
+        r->slot = s;
+        s->request = r;
+        s->n_done = 0;
+        s->last_pass = e->n_passes; /* no privilege over those who wait already */
+        s->admitted = ++e->n_admitted;
+    }
+}
+
+static void engine_end_all(struct k3_engine *e)
+{
+    static const char text[] = "k3-computed is shutting down; submit again with the ids generated so far";
+
+    while (e->queue_head)
+        request_fail(e, e->queue_head, K3_EXIT_NO_PEER, text);
+    for (uint32_t i = 0; i < e->slots.n; i++)
+        if (e->slots.slot[i].request)
+            request_fail(e, e->slots.slot[i].request, K3_EXIT_NO_PEER, text);
+}
+
+static void engine_gauges(struct k3_engine *e)
+{
+    uint64_t n_running = 0, n_positions = 0;
+
+    for (uint32_t i = 0; i < e->slots.n; i++)
+        if (e->slots.slot[i].request) {
+            n_running++;
+            n_positions += e->slots.slot[i].n_done;
+        }
+    k3_stat_set(e->o.stats, K3_CS_RUNNING, n_running);
+    k3_stat_set(e->o.stats, K3_CS_QUEUED, e->n_queued);
+    k3_stat_set(e->o.stats, K3_CS_POSITIONS, n_positions);
+}
+
+/* ---- one pass --------------------------------------------------------------------------------------------------------- */
+
+static bool is_logits_row(const struct k3_request *r, uint32_t position)
+{
+    return r->logits && !r->has_logits && position == r->n_prompt - 1;
+}
+
+static bool is_last_row(const struct k3_request *r, uint32_t position)
+{
+    return position == k3_request_n_run(r) - 1;
+}
+
+static void pass_rows(struct k3_engine *e)
+{
+    uint32_t n = 0;
+
+    e->n_live = 0;
+    for (uint32_t i = 0; i < e->slots.n; i++) {
+        struct k3_slot *s = &e->slots.slot[i];
+        struct k3_request *r = s->request;
+
+        for (uint32_t k = 0; k < s->n_rows; k++) {
+            uint32_t position = s->n_done + k;
+
+            e->rows[n++] = (struct k3_row){ .state = s->state, .token = r->ids[position], .position = position,
+                                            .want_logits = is_logits_row(r, position) || is_last_row(r, position) };
+        }
+        e->n_live += s->n_rows ? 1 : 0;
+    }
+    e->n_rows = n;
+}
+
+static int on_layer(void *arg, uint32_t layer, uint32_t n_layers)
+{
+    struct k3_engine *e = arg;
+    uint64_t now = k3_now_ns();
+
+    (void)n_layers;
+    pthread_mutex_lock(&e->lock);
+    if (layer > 0) { /* moving mean over about eight layers */
+        uint64_t took_ns = now - e->layer_start_ns;
+
+        e->layer_ns = e->layer_ns ? e->layer_ns - e->layer_ns / 8 + took_ns / 8 : took_ns;
+    }
+    e->layer = layer;
+    e->layer_start_ns = now;
+    e->progress_seq++;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+    k3_stat_set(e->o.stats, K3_CS_LAYER, layer);
+    if (e->o.tick)
+        e->o.tick(e->o.arg);
+    return atomic_load(e->o.abort) ? -ECANCELED : 0;
+}
+
+/* Draws the tokens of a finished pass.  Reads nothing of a request that other threads change. */
+static void draw(struct k3_engine *e)
+{
+    static const struct k3_sampling greedy = { .temperature = 0, .top_p = 1 };
+    const float *logits = e->logits;
+
+    for (uint32_t i = 0; i < e->slots.n; i++) {
+        struct k3_slot *s = &e->slots.slot[i];
+        struct outcome *o = &e->outcome[i];
+
+        *o = (struct outcome){ 0 };
+        for (uint32_t position = s->n_done; position < s->n_done + s->n_rows; position++) {
+            struct k3_request *r = s->request;
+            bool last = is_last_row(r, position) && !r->complete;
+            uint32_t token;
+
+            if (!is_logits_row(r, position) && !is_last_row(r, position))
+                continue;
+            if (o->rc == 0)
+                o->rc = k3_sampler_pick(e->sampler, logits, last ? &r->sampling : &greedy, r->n_ids - r->n_prompt,
+                                        &token, &o->err);
+            if (o->rc == 0 && last) {
+                o->token = token;
+                o->has_token = true;
+            }
+            if (o->rc == 0 && is_logits_row(r, position)) {
+                memcpy(r->logits, logits, r->n_logits * sizeof(*logits)); /* nobody looks before has_logits */
+                o->has_logits = true;
+            }
+            logits += e->o.m->cfg.vocab;
+        }
+    }
+}
+
+static void publish_one(struct k3_engine *e, struct k3_slot *s, const struct outcome *o, uint64_t now)
+{
+    struct k3_request *r = s->request;
+    uint32_t n_prompt_left = r->n_prompt > s->n_done ? r->n_prompt - s->n_done : 0;
+
+    k3_stat_add(e->o.stats, K3_CS_PROMPT_TOKENS, s->n_rows < n_prompt_left ? s->n_rows : n_prompt_left);
+    s->n_done += s->n_rows;
+    if (r->phase == K3_ENDED) { /* cancelled during the pass */
+        slot_release(s);
+        return;
+    }
+    if (o->rc < 0) {
+        request_fail(e, r, o->err.exit_status, o->err.text);
+        return;
+    }
+    r->has_logits |= o->has_logits;
+    if (o->has_token) {
+        r->ids[r->n_ids++] = o->token;
+        r->phase = K3_DECODE;
+        k3_stat_add(e->o.stats, K3_CS_TOKENS, 1);
+        if (r->last_token_ns)
+            k3_stat_hist(e->o.stats, K3_CS_TOKEN_TIME, now - r->last_token_ns);
+        r->last_token_ns = now;
+    }
+    if (!(r->complete ? r->has_logits : o->has_token))
+        return;
+    /* The stop id is a token of the answer like any other, and then ends it. */
+    if (r->n_ids > r->n_prompt && k3_request_is_stop(r, r->ids[r->n_ids - 1])) {
+        r->stop_id = r->ids[r->n_ids - 1];
+        request_end(e, r, K3_END_STOP);
+    } else if (r->n_ids - r->n_prompt >= r->max_tokens) {
+        request_end(e, r, K3_END_LENGTH);
+    }
+}
+
+static void engine_publish(struct k3_engine *e)
+{
+    uint64_t now = k3_now_ns();
+
+    for (uint32_t i = 0; i < e->slots.n; i++)
+        if (e->slots.slot[i].n_rows)
+            publish_one(e, &e->slots.slot[i], &e->outcome[i], now);
+    pthread_cond_broadcast(&e->changed);
+}
+
+/* The pass failed: the state of its sequences is spoilt (pass.h), those of others is not. */
+static void pass_failed(struct k3_engine *e, int rc, const struct k3_err *err)
+{
+    bool stopping = atomic_load(e->o.stop);
+
+    if (rc != -ECANCELED)
+        k3_log_err(err, "pass_failed");
+    for (uint32_t i = 0; i < e->slots.n; i++) {
+        struct k3_slot *s = &e->slots.slot[i];
+
+        if (!s->n_rows)
+            continue;
+        if (s->request->phase == K3_ENDED)
+            slot_release(s);
+        else if (!stopping) /* else engine_end_all says why */
+            request_fail(e, s->request, err->exit_status ? err->exit_status : K3_EXIT_FAILED,
+                         err->text[0] ? err->text : "the pass was abandoned");
+    }
+}
+
+static void pass_stats(struct k3_engine *e)
+{
+    struct k3_pass_times t;
+    uint64_t wait_ns;
+
+    k3_pass_times(e->o.pass, &t);
+    wait_ns = t.trunk_wait_ns + t.expert_wait_ns;
+    k3_stat_add(e->o.stats, K3_CS_PASSES, 1);
+    k3_stat_add(e->o.stats, K3_CS_PASS_ROWS, e->n_rows);
+    k3_stat_add(e->o.stats, K3_CS_PASS_NS, t.total_ns);
+    k3_stat_add(e->o.stats, K3_CS_TRUNK_WAIT_NS, t.trunk_wait_ns);
+    k3_stat_add(e->o.stats, K3_CS_EXPERT_WAIT_NS, t.expert_wait_ns);
+    k3_stat_add(e->o.stats, K3_CS_ARITHMETIC_NS, t.total_ns > wait_ns ? t.total_ns - wait_ns : 0);
+    k3_stat_add(e->o.stats, K3_CS_DISTINCT_EXPERTS, t.distinct_experts);
+    k3_stat_hist(e->o.stats, K3_CS_PASS_TIME, t.total_ns);
+}
+
+static uint64_t bytes_per_s(uint64_t bytes, uint64_t ns)
+{
+    return ns ? (uint64_t)((double)bytes * 1e9 / (double)ns) : 0;
+}
+
+int k3_engine_step(struct k3_engine *e)
+{
+    struct k3_pass_hooks hooks = { .arg = e, .progress = on_layer };
+    struct k3_err err = K3_ERR_INIT;
+    uint64_t now;
+    int rc;
+
+    pthread_mutex_lock(&e->lock);
+    k3_requests_expire(&e->requests, now_ns(e));
+    if (atomic_load(e->o.stop)) {
+        engine_end_all(e);
+        engine_gauges(e);
+        pthread_mutex_unlock(&e->lock);
+        return -ECANCELED;
+    }
+    engine_admit(e);
+    engine_gauges(e);
+    if (k3_slots_share(&e->slots, e->o.batch_rows) == 0) {
+        pthread_mutex_unlock(&e->lock);
+        return 0;
+    }
+    pass_rows(e);
+    e->n_passes++;
+    e->in_pass = true;
+    e->layer = 0;
+    e->pass_start_ns = e->layer_start_ns = k3_now_ns();
+    e->pass_start_bytes = atomic_load_explicit(&e->o.meter->bytes, memory_order_relaxed);
+    e->progress_seq++;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+
+    for (uint32_t i = 0; i < e->slots.n; i++)
+        if (e->slots.slot[i].n_rows && e->slots.slot[i].n_done == 0 && e->slots.slot[i].dirty) {
+            k3_state_reset(e->slots.slot[i].state); /* half a gigabyte: without the lock */
+            e->slots.slot[i].dirty = false;
+        }
+    rc = k3_pass_run(e->o.pass, e->o.source, e->rows, e->n_rows, e->logits, &hooks, &err);
+    if (rc == 0)
+        draw(e);
+
+    pthread_mutex_lock(&e->lock);
+    now = k3_now_ns();
+    e->in_pass = false;
+    e->bytes_per_s = bytes_per_s(atomic_load_explicit(&e->o.meter->bytes, memory_order_relaxed) - e->pass_start_bytes,
+                                 now - e->pass_start_ns);
+    for (uint32_t i = 0; i < e->slots.n; i++)
+        if (e->slots.slot[i].n_rows)
+            e->slots.slot[i].last_pass = e->n_passes;
+    if (rc == 0)
+        engine_publish(e);
+    else
+        pass_failed(e, rc, &err);
+    /* Lower the flag of a cancelled pass, but never that of a stop, for which *stop is stored first. */
+    atomic_store(e->o.abort, false);
+    if (atomic_load(e->o.stop))
+        atomic_store(e->o.abort, true);
+    pass_stats(e);
+    engine_gauges(e);
+    pthread_mutex_unlock(&e->lock);
+    if (e->o.tick)
+        e->o.tick(e->o.arg);
+    return 1;
+}
+
+static struct timespec in_ns(uint64_t ns)
+{
+    uint64_t at = k3_now_ns() + ns;
+
+    return (struct timespec){ .tv_sec = (time_t)(at / 1000000000ull), .tv_nsec = (long)(at % 1000000000ull) };
+}
+
+void k3_engine_run(struct k3_engine *e)
+{
+    int rc;
+
+    while ((rc = k3_engine_step(e)) >= 0) {
+        if (rc > 0)
+            continue;
+        pthread_mutex_lock(&e->lock);
+        if (!e->queue_head && !atomic_load(e->o.stop)) {
+            struct timespec tick = in_ns(K3_TICK_NS);
+
+            pthread_cond_timedwait(&e->work, &e->lock, &tick);
+        }
+        pthread_mutex_unlock(&e->lock);
+        if (e->o.tick)
+            e->o.tick(e->o.arg);
+    }
+}
+
+void k3_engine_wait_fetched(struct k3_engine *e, uint64_t timeout_ns)
+{
+    struct timespec until = in_ns(timeout_ns);
+
+    pthread_mutex_lock(&e->lock);
+    while (k3_requests_unfetched(&e->requests) && pthread_cond_timedwait(&e->changed, &e->lock, &until) == 0)
+        ;
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* ---- what the server's threads call ------------------------------------------------------------------------------------ */
+
+/* An answer whose given ids end it already; only its logits may be missing. */
+static void submit_complete(struct k3_engine *e, struct k3_request *r)
+{
+    bool stop = r->n_given && k3_request_is_stop(r, r->ids[r->n_ids - 1]);
+
+    r->complete = stop || r->n_given >= r->max_tokens;
+    if (!r->complete || r->logits)
+        return;
+    r->stop_id = stop ? r->ids[r->n_ids - 1] : 0;
+    request_end(e, r, stop ? K3_END_STOP : K3_END_LENGTH);
+}
+
+int k3_engine_submit(struct k3_engine *e, const struct k3_submit *sub, bool draining, bool *known, struct k3_err *err)
+{
+    struct k3_request *r = NULL;
+    uint64_t kept_bytes;
+    int rc;
+
+    pthread_mutex_lock(&e->lock);
+    *known = k3_requests_find(&e->requests, sub->id) != NULL;
+    if (*known) {
+        pthread_mutex_unlock(&e->lock);
+        return 0;
+    }
+    rc = k3_submit_check(sub, e->o.m->cfg.vocab, e->o.ctx, err);
+    kept_bytes = e->requests.kept_bytes + k3_request_bytes(sub, e->o.m->cfg.vocab);
+    if (rc == 0 && (draining || atomic_load(e->o.stop)))
+        rc = k3_fail(err, -ESHUTDOWN, "k3-computed takes no new requests: it is %s",
+                     draining ? "draining" : "shutting down");
+    if (rc == 0 && e->n_queued >= K3_MAX_QUEUED)
+        rc = k3_fail(err, -EAGAIN, "%u requests are queued, the limit is %u: try again later", e->n_queued,
+                     K3_MAX_QUEUED);
+    if (rc == 0 && kept_bytes > K3_KEPT_BYTES_MAX)
+        rc = k3_fail(err, -EAGAIN, "%u requests would keep %llu bytes, the limit is %llu: forget ended ones",
+                     e->requests.n + 1, (unsigned long long)kept_bytes, (unsigned long long)K3_KEPT_BYTES_MAX);
+    if (rc == 0)
+        rc = k3_request_new(&r, sub, e->o.m->cfg.vocab, err);
+    if (rc == 0) {
+        k3_requests_add(&e->requests, r);
+        *e->queue_tail = r;
+        e->queue_tail = &r->queue_next;
+        e->n_queued++;
+        k3_stat_add(e->o.stats, K3_CS_REQUESTS, 1);
+        submit_complete(e, r);
+        k3_stat_set(e->o.stats, K3_CS_QUEUED, e->n_queued);
+        pthread_cond_signal(&e->work);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return rc;
+}
+
+static int unknown(const char *id, struct k3_err *err)
+{
+    return k3_fail(err, -ENOENT, "unknown id %s: it was forgotten, or k3-computed was restarted; submit it again", id);
+}
+
+/* Weights of one pass: the trunk, and of the experts as many as the rows can route to. */
+static uint64_t pass_bytes(const struct k3_engine *e)
+{
+    const struct k3_config *c = &e->o.m->cfg;
+    uint64_t n_experts = (uint64_t)e->n_rows * c->top_k, n_moe = 0;
+
+    for (uint32_t layer = 0; layer < c->n_layers; layer++)
+        n_moe += k3_layer_is_dense(c, layer) ? 0 : 1;
+    if (n_experts > c->n_experts)
+        n_experts = c->n_experts;
+    return e->o.m->trunk_bytes + n_moe * n_experts * e->o.m->expert_bytes;
+}
+
+/* Seconds until the next token, from the moving time of a layer; lm_head counts as one more.  < 0: not known. */
+static double eta_s(const struct k3_engine *e, const struct k3_request *r)
+{
+    const struct k3_slot *s = r->slot;
+    uint64_t n_steps = e->o.m->cfg.n_layers + 1ull, n_left = 0, past_ns;
+    uint32_t n_rows = s && s->n_rows ? s->n_rows : 1, n_ids_left;
+
+    if (!s || !e->layer_ns)
+        return -1;
+    n_ids_left = k3_request_n_run(r) - s->n_done;
+    if (e->in_pass && s->n_rows) {
+        n_left = n_steps - e->layer;
+        n_ids_left -= s->n_rows;
+    }
+    n_left += n_steps * ((n_ids_left + (uint64_t)n_rows - 1) / n_rows);
+    past_ns = e->in_pass ? k3_now_ns() - e->layer_start_ns : 0;
+    if (past_ns > e->layer_ns)
+        past_ns = e->layer_ns;
+    return (double)(n_left * e->layer_ns > past_ns ? n_left * e->layer_ns - past_ns : 0) * 1e-9;
+}
+
+static uint32_t queue_ahead(const struct k3_engine *e, const struct k3_request *r)
+{
+    uint32_t n = 0;
+
+    for (const struct k3_request *q = e->queue_head; q && q != r; q = q->queue_next)
+        n++;
+    return n;
+}
+
+static void add_progress(const struct k3_engine *e, const struct k3_request *r, cJSON *reply)
+{
+    static const char *const phase[] = { "queued", "prefill", "decode" };
+    static const char *const waiting[] = { "none", "trunk", "expert" };
+    uint32_t waits = e->in_pass ? atomic_load_explicit(&e->o.meter->waiting, memory_order_relaxed) : K3_WAIT_NONE;
+    uint64_t bytes = atomic_load_explicit(&e->o.meter->bytes, memory_order_relaxed) - e->pass_start_bytes;
+    uint64_t past_ns = k3_now_ns() - e->pass_start_ns;
+    cJSON *p = cJSON_AddObjectToObject(reply, "progress");
+    double eta = eta_s(e, r);
+
+    cJSON_AddNumberToObject(p, "seq", (double)e->progress_seq);
+    cJSON_AddStringToObject(p, "phase", phase[r->phase]);
+    cJSON_AddNumberToObject(p, "layer", e->in_pass ? e->layer : 0);
+    cJSON_AddNumberToObject(p, "layers", e->o.m->cfg.n_layers);
+    cJSON_AddNumberToObject(p, "rows", e->in_pass ? e->n_rows : 0);
+    cJSON_AddNumberToObject(p, "position", r->slot ? r->slot->n_done : 0);
+    cJSON_AddNumberToObject(p, "positions", k3_request_n_run(r));
+    cJSON_AddNumberToObject(p, "bytes", e->in_pass ? (double)bytes : 0);
+    cJSON_AddNumberToObject(p, "bytes_pass", (double)pass_bytes(e));
+    /* The first tenth of a second says little: the rate of the last pass is better. */
+    cJSON_AddNumberToObject(p, "bytes_per_s", (double)(e->in_pass && (past_ns > 100000000ull || !e->bytes_per_s)
+                                                       ? bytes_per_s(bytes, past_ns) : e->bytes_per_s));
+    if (eta < 0)
+        cJSON_AddNullToObject(p, "eta_s");
+    else
+        cJSON_AddNumberToObject(p, "eta_s", eta);
+    cJSON_AddStringToObject(p, "waiting", waiting[waits <= K3_WAIT_EXPERT ? waits : K3_WAIT_NONE]);
+    if (r->phase == K3_QUEUED)
+        cJSON_AddNumberToObject(p, "ahead", queue_ahead(e, r));
+}
+
+static bool has_news(const struct k3_engine *e, const struct k3_request *r, uint32_t from, int64_t progress_from)
+{
+    return r->phase == K3_ENDED || k3_request_n_events(r) > from ||
+           (progress_from >= 0 && e->progress_seq > (uint64_t)progress_from);
+}
+
+int k3_engine_poll(struct k3_engine *e, const char *id, uint32_t from, int64_t progress_from, uint32_t wait_ms,
+                   cJSON *reply, struct k3_err *err)
+{
+    static const char *const state[] = { "queued", "prefill", "decode", "ended" };
+    struct k3_request *r;
+    struct timespec until;
+    cJSON *events;
+    int rc = 0;
+
+    pthread_mutex_lock(&e->lock);
+    if (wait_ms > K3_POLL_WAIT_MAX_MS)
+        wait_ms = K3_POLL_WAIT_MAX_MS;
+    if (e->n_polls_waiting >= K3_POLLS_WAITING_MAX && wait_ms > 100)
+        wait_ms = 100;
+    until = in_ns(wait_ms * 1000000ull);
+    e->n_polls_waiting++;
+    /* Found anew after every wait: it may have been forgotten meanwhile. */
+    while ((r = k3_requests_find(&e->requests, id)) && !has_news(e, r, from, progress_from) && rc == 0)
+        rc = pthread_cond_timedwait(&e->changed, &e->lock, &until);
+    e->n_polls_waiting--;
+    if (!r) {
+        pthread_mutex_unlock(&e->lock);
+        return unknown(id, err);
+    }
+    events = cJSON_AddArrayToObject(reply, "events");
+    rc = events ? k3_request_events(r, from, events) : -ENOMEM;
+    cJSON_AddNumberToObject(reply, "next", k3_request_n_events(r));
+    cJSON_AddStringToObject(reply, "state", state[r->phase]);
+    if (r->phase != K3_ENDED) {
+        add_progress(e, r, reply);
+    } else if (rc == 0 && !r->fetched) {
+        r->fetched = true;
+        pthread_cond_broadcast(&e->changed);
+    }
+    cJSON_AddNumberToObject(reply, "generation", e->o.generation);
+    pthread_mutex_unlock(&e->lock);
+    return rc < 0 ? k3_fail(err, rc, "no memory for the events of %s", id) : 0;
+}
+
+int k3_engine_cancel(struct k3_engine *e, const char *id, struct k3_err *err)
+{
+    struct k3_request *r;
+
+    pthread_mutex_lock(&e->lock);
+    r = k3_requests_find(&e->requests, id);
+    if (r && r->phase != K3_ENDED)
+        request_end(e, r, K3_END_CANCELLED);
+    pthread_mutex_unlock(&e->lock);
+    return r ? 0 : unknown(id, err);
+}
+
+int k3_engine_forget(struct k3_engine *e, const char *id, struct k3_err *err)
+{
+    struct k3_request *r;
+
+    pthread_mutex_lock(&e->lock);
+    r = k3_requests_find(&e->requests, id);
+    if (r && r->phase != K3_ENDED)
+        request_end(e, r, K3_END_CANCELLED);
+    if (r)
+        k3_requests_remove(&e->requests, r);
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+    return r ? 0 : unknown(id, err);
+}

@@ -1,0 +1,32 @@
+/* k3-computed/stats.c: the entries of the stats page (enum k3_computed_stat in engine.h). */
+#include "k3-computed/engine.h"
+
+const struct k3_stat_def k3_computed_stat_defs[K3_N_CS] = {
+    [K3_CS_PASSES] = { "passes", "count", "passes over the model", K3_COUNTER },
+    [K3_CS_PASS_ROWS] = { "pass_rows", "count", "rows of all passes", K3_COUNTER },
+    [K3_CS_TOKENS] = { "tokens_generated", "count", "tokens drawn", K3_COUNTER },
+    [K3_CS_PROMPT_TOKENS] = { "prompt_tokens", "count", "prompt positions computed", K3_COUNTER },
+    [K3_CS_PASS_NS] = { "pass_ns", "ns", "time in passes", K3_COUNTER },
+    [K3_CS_TRUNK_WAIT_NS] = { "trunk_wait_ns", "ns", "of it waiting for the trunk", K3_COUNTER },
+    [K3_CS_EXPERT_WAIT_NS] = { "expert_wait_ns", "ns", "of it waiting for experts", K3_COUNTER },
+    [K3_CS_ARITHMETIC_NS] = { "arithmetic_ns", "ns", "of it computing: pass_ns without the waits", K3_COUNTER },
+    [K3_CS_TRUNK_WAITS] = { "trunk_waits", "count", "row blocks that were not there yet (ring stalls)", K3_COUNTER },
+    [K3_CS_RING_ROW_BYTES] = { "ring_row_bytes", "bytes", "rows taken from the ring", K3_COUNTER },
+    [K3_CS_PINNED_ROW_BYTES] = { "pinned_row_bytes", "bytes", "rows taken from pinned pieces", K3_COUNTER },
+    [K3_CS_EXPERT_DEMANDS] = { "expert_demands", "count", "experts asked for", K3_COUNTER },
+    [K3_CS_EXPERT_HITS] = { "expert_hits", "count", "of them resident already", K3_COUNTER },
+    [K3_CS_DISTINCT_EXPERTS] = { "distinct_experts", "count", "experts multiplied with, once per layer and pass",
+                                 K3_COUNTER },
+    [K3_CS_TRUNK_REATTACHED] = { "trunk_reattached", "count", "new generations of trunkd met", K3_COUNTER },
+    [K3_CS_EXPERT_REATTACHED] = { "expert_reattached", "count", "new generations of expertd met", K3_COUNTER },
+    [K3_CS_RUNNING] = { "sequences_running", "count", "sequences with state", K3_GAUGE },
+    [K3_CS_QUEUED] = { "sequences_queued", "count", "requests waiting for state", K3_GAUGE },
+    [K3_CS_REQUESTS] = { "requests", "count", "requests accepted", K3_COUNTER },
+    [K3_CS_CANCELLED] = { "cancelled", "count", "requests cancelled", K3_COUNTER },
+    [K3_CS_FAILED] = { "failed", "count", "requests ended by an error", K3_COUNTER },
+    [K3_CS_POSITIONS] = { "positions", "count", "positions held by running sequences", K3_GAUGE },
+    [K3_CS_LAYER] = { "layer", "1", "layer that is being computed", K3_GAUGE },
+    [K3_CS_WAITING] = { "waiting", "1", "waits for: 0 nothing, 1 trunkd, 2 expertd", K3_GAUGE },
+    [K3_CS_PASS_TIME] = { "pass_time_ns", "ns", "time of one pass", K3_HISTOGRAM },
+    [K3_CS_TOKEN_TIME] = { "token_time_ns", "ns", "time between two tokens of an answer", K3_HISTOGRAM },
+};
