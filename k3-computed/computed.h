@@ -1,0 +1,56 @@
+/* k3-computed/computed.h: the daemon's own struct and the prototypes between its files (private here).
+ *
+ *   options.c  the command line            open.c   model, kernels, memory, peers, engine
+ *   serve.c    requests as JSON, the loop  shm_source.c, embed.c   where the weights come from */
+#ifndef K3_COMPUTED_COMPUTED_H
+#define K3_COMPUTED_COMPUTED_H
+
+#include "ipc/daemon.h"
+#include "ipc/msg.h"
+#include "k3-computed/engine.h"
+#include "k3-computed/kernels.h"
+#include "k3-computed/shm_source.h"
+#include "k3-computed/team.h"
+
+struct k3_computed_options {
+    struct k3_daemon_opts daemon;
+    const char *model, *kernels;
+    struct k3_str_list devices;
+    uint32_t ctx, sequences, batch_rows, threads, layers; /* threads 0: the CPUs allowed; layers 0: all */
+    bool force_threads;
+};
+#define K3_COMPUTED_OPTIONS_INIT                                                                            \
+    { .daemon = K3_DAEMON_OPTS_INIT, .kernels = "auto", .ctx = 4096, .sequences = 1, .batch_rows = 64 }
+
+struct k3_computed {
+    struct k3_computed_options opt;
+    struct k3_model *model;
+    const struct k3_kernels *kernels;
+    struct k3_daemon *daemon;
+    struct k3_team *team;
+    struct k3_pass *pass;
+    struct k3_shm_source *source;
+    struct k3_engine *engine;
+    struct k3_server *server;
+    struct k3_meter meter;
+    _Atomic bool abort;    /* ends the waits of the source: a stop, or a pass that nobody wants any more */
+    _Atomic bool stop;     /* ends the engine */
+    struct k3_shm_counts seen; /* at the last tick, to log what is new */
+};
+#define K3_COMPUTED_INIT { .opt = K3_COMPUTED_OPTIONS_INIT }
+
+/* true: the program ends now with *status. */
+bool k3_computed_options(struct k3_computed_options *o, int argc, char **argv, int *status);
+/* 0: a first request could be served.  1: it was stopped while waiting for its peers. */
+int k3_computed_open(struct k3_computed *c, struct k3_err *err);
+int k3_computed_serve(struct k3_computed *c, struct k3_err *err);
+void k3_computed_close(struct k3_computed *c); /* safe after any partial open */
+
+/* One request of computed.sock (ipc/msg.h); arg is a struct k3_computed.  serve.c */
+void k3_computed_answer(void *arg, const char *cmd, const cJSON *request, cJSON *reply);
+/* Fields of `info`.  open.c */
+void k3_computed_info(void *arg, cJSON *reply);
+/* Stats of the source, heartbeat, log lines about peers; on the engine's thread.  serve.c */
+void k3_computed_tick(void *arg);
+
+#endif

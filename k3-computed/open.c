@@ -1,0 +1,301 @@
+/* k3-computed/open.c: model, kernels, memory, peers, engine; and what `info` says about them. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "k3-computed/computed.h"
+
+static int open_kernels(struct k3_computed *c, struct k3_err *err)
+{
+    const char *name = c->opt.kernels;
+
+    c->kernels = k3_kernels_get(name);
+    if (c->kernels)
+        return 0;
+    if (strcmp(name, "c") && strcmp(name, "avx2") && strcmp(name, "avx512"))
+        return k3_refuse(err, -EINVAL, "--kernels %s: there are auto, c, avx2 and avx512", name);
+    return k3_refuse(err, -ENOTSUP, "--kernels %s: this CPU lacks these instructions; use --kernels auto (here: %s)", name,
+                     k3_kernels_get("auto")->name);
+}
+
+static int open_model(struct k3_computed *c, struct k3_err *err)
+{
+    const char *dirs[1 + sizeof(c->opt.devices.item) / sizeof(c->opt.devices.item[0])];
+    struct k3_model_opts o = { .dirs = dirs, .n_dirs = 1, .n_layers = c->opt.layers };
+
+    dirs[0] = c->opt.model;
+    for (size_t i = 0; i < c->opt.devices.n; i++)
+        dirs[o.n_dirs++] = c->opt.devices.item[i];
+    return k3_model_open(&c->model, &o, err);
+}
+
+static int check_threads(struct k3_computed *c, struct k3_err *err)
+{
+    uint32_t n_cpus = k3_cpus_allowed();
+
+    if (c->opt.threads == 0)
+        c->opt.threads = n_cpus;
+    if (c->opt.threads > n_cpus && !c->opt.force_threads)
+        return k3_refuse(err, -EINVAL, "--threads %u: this process may use %u CPUs; more threads only slow it down "
+                         "(--force-threads to insist)", c->opt.threads, n_cpus);
+    return 0;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------ */
+
+/* The number in a file of one number; UINT64_MAX for "max", for no file or nonsense. */
+static uint64_t read_number(const char *dir, const char *name)
+{
+    char path[4096], text[64] = "";
+    uint64_t n = UINT64_MAX;
+    FILE *f;
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    f = fopen(path, "re");
+    if (!f)
+        return n;
+    if (fgets(text, sizeof(text), f)) {
+        text[strcspn(text, "\n")] = 0;
+        if (k3_parse_u64(text, 0, UINT64_MAX, &n) < 0)
+            n = UINT64_MAX;
+    }
+    fclose(f);
+    return n;
+}
+
+static uint64_t mem_available(void)
+{
+    char line[256];
+    unsigned long long kb;
+    uint64_t bytes = UINT64_MAX;
+    FILE *f = fopen("/proc/meminfo", "re");
+
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
+            bytes = kb * 1024;
+    if (f)
+        fclose(f);
+    return bytes;
+}
+
+/* Headroom of this process's cgroup (version 2) and all that enclose it. */
+static uint64_t cgroup_available(void)
+{
+    char line[2048] = "", dir[2200];
+    uint64_t least = UINT64_MAX;
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    bool found = false;
+
+    while (f && !found && fgets(line, sizeof(line), f))
+        found = strncmp(line, "0::/", 4) == 0;
+    if (f)
+        fclose(f);
+    if (!found)
+        return least;
+    line[strcspn(line, "\n")] = 0;
+    snprintf(dir, sizeof(dir), "/sys/fs/cgroup%s", line + 3);
+    for (;;) {
+        uint64_t max = read_number(dir, "memory.max"), now = read_number(dir, "memory.current");
+        char *slash = strrchr(dir, '/');
+
+        if (max != UINT64_MAX && now != UINT64_MAX) {
+            uint64_t left = max > now ? max - now : 0;
+
+            least = left < least ? left : least;
+        }
+        if (!slash || strlen(dir) <= strlen("/sys/fs/cgroup"))
+            return least;
+        *slash = 0;
+    }
+}
+
+static uint64_t add(uint64_t a, uint64_t b)
+{
+    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+/* State and buffers are private memory, which the kernel promises without having it: compare before taking it. */
+static int check_memory(const struct k3_computed *c, struct k3_err *err)
+{
+    const struct k3_config *cfg = &c->model->cfg;
+    uint64_t state = k3_state_bytes(cfg, c->opt.ctx), thread = k3_pass_thread_bytes(cfg, c->opt.ctx);
+    uint64_t need, all, memory = mem_available(), group = cgroup_available();
+    uint64_t left = memory < group ? memory : group;
+
+    if (state > UINT64_MAX / K3_SEQUENCES_MAX / 2 || thread > UINT64_MAX / 1024 / 2)
+        all = UINT64_MAX;
+    else
+        all = add(k3_engine_bytes(cfg, c->opt.ctx, c->opt.sequences, c->opt.batch_rows), thread * c->opt.threads);
+    need = add(all, k3_pass_bytes(cfg, c->opt.batch_rows));
+    if (need <= left)
+        return 0;
+    return k3_refuse(err, -ENOMEM, "%.3f GB are needed for %u sequences of --ctx %u (%.3f GB each) and %u rows, %.3f GB are "
+                     "available (%s): lower --ctx, --sequences or --batch-rows", (double)need * 1e-9, c->opt.sequences,
+                     c->opt.ctx, (double)state * 1e-9, c->opt.batch_rows, (double)left * 1e-9,
+                     memory < group ? "MemAvailable" : "memory.max of a cgroup");
+}
+
+/* ---- peers ------------------------------------------------------------------------------------------------------------- */
+
+/* Tries again while nobody is there; a mismatch is an error at once.  Says once whom it waits for. */
+static int attach(struct k3_computed *c, const char *peer, enum k3_waiting what,
+                  int (*try)(struct k3_shm_source *, uint64_t, struct k3_err *), struct k3_err *err)
+{
+    bool said = false;
+    int rc;
+
+    k3_stat_set(k3_daemon_stats(c->daemon), K3_CS_WAITING, what);
+    for (;;) {
+        *err = (struct k3_err)K3_ERR_INIT;
+        rc = try(c->source, K3_TICK_NS, err);
+        if (rc == 0 || err->exit_status != K3_EXIT_NO_PEER)
+            break;
+        if (k3_daemon_stopping(c->daemon))
+            return k3_fail(err, -ECANCELED, "stopped while waiting for %s", peer);
+        if (!said)
+            k3_log(K3_LOG_INFO, "waiting", "for=%s", peer);
+        said = true;
+        k3_daemon_beat(c->daemon);
+    }
+    k3_stat_set(k3_daemon_stats(c->daemon), K3_CS_WAITING, K3_WAIT_NONE);
+    return rc;
+}
+
+static bool has_experts(const struct k3_config *cfg)
+{
+    return cfg->n_layers > cfg->first_dense;
+}
+
+/* Waits for both peers and for the resident tensors. */
+static int attach_all(struct k3_computed *c, struct k3_err *err)
+{
+    int rc = attach(c, "trunkd", K3_WAIT_TRUNK, k3_shm_source_attach_trunk, err);
+
+    if (rc == 0 && has_experts(&c->model->cfg))
+        rc = attach(c, "expertd", K3_WAIT_EXPERT, k3_shm_source_attach_expert, err);
+    if (rc < 0)
+        return rc;
+    k3_stat_set(k3_daemon_stats(c->daemon), K3_CS_WAITING, K3_WAIT_TRUNK);
+    rc = k3_shm_source_begin(c->source, err);
+    k3_stat_set(k3_daemon_stats(c->daemon), K3_CS_WAITING, K3_WAIT_NONE);
+    return rc;
+}
+
+/* On the skeleton's thread. */
+static void on_stop(void *arg)
+{
+    struct k3_computed *c = arg;
+
+    atomic_store(&c->stop, true);
+    atomic_store(&c->abort, true);
+}
+
+static int open_source(struct k3_computed *c, struct k3_err *err)
+{
+    struct k3_shm_source_opts o = {
+        .m = c->model, .instance = k3_daemon_instance(c->daemon), .rundir = k3_daemon_rundir(c->daemon),
+        .generation = k3_daemon_generation(c->daemon), .stop = &c->abort, .meter = &c->meter,
+    };
+
+    return k3_shm_source_open(&c->source, &o, err);
+}
+
+static int open_engine(struct k3_computed *c, struct k3_err *err)
+{
+    struct k3_engine_opts o = {
+        .m = c->model, .pass = c->pass, .source = k3_shm_source_get(c->source), .stats = k3_daemon_stats(c->daemon),
+        .meter = &c->meter, .abort = &c->abort, .stop = &c->stop, .ctx = c->opt.ctx,
+        .n_sequences = c->opt.sequences, .batch_rows = c->opt.batch_rows,
+        .generation = k3_daemon_generation(c->daemon), .tick = k3_computed_tick, .arg = c,
+    };
+
+    return k3_engine_open(&c->engine, &o, err);
+}
+
+int k3_computed_open(struct k3_computed *c, struct k3_err *err)
+{
+    int rc = open_kernels(c, err);
+
+    if (rc == 0)
+        rc = check_threads(c, err);
+    if (rc == 0)
+        rc = open_model(c, err);
+    if (rc == 0)
+        rc = check_memory(c, err);
+    if (rc == 0)
+        rc = k3_daemon_open(&c->daemon, "computed", &c->opt.daemon, k3_computed_stat_defs, K3_N_CS, NULL,
+                            k3_computed_info, c, err);
+    if (rc < 0)
+        return rc;
+    k3_daemon_on_stop(c->daemon, on_stop, c);
+    rc = k3_team_new(&c->team, c->opt.threads, err);
+    if (rc == 0)
+        rc = k3_pass_new(&c->pass, c->model, c->kernels, c->team, c->opt.batch_rows, err);
+    if (rc == 0)
+        rc = open_source(c, err);
+    if (rc == 0)
+        rc = open_engine(c, err); /* takes all memory, before the wait for others */
+    if (rc == 0)
+        rc = attach_all(c, err);
+    return rc < 0 && atomic_load(&c->stop) ? 1 : rc;
+}
+
+void k3_computed_close(struct k3_computed *c)
+{
+    k3_server_close(c->server);
+    k3_daemon_ctl_end(c->daemon);
+    k3_engine_close(c->engine);
+    k3_shm_source_close(c->source);
+    k3_pass_free(c->pass);
+    k3_team_free(c->team);
+    k3_model_close(c->model);
+    k3_daemon_close(c->daemon);
+}
+
+/* ---- info -------------------------------------------------------------------------------------------------------------- */
+
+static void hex(char *out, const uint8_t *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        sprintf(out + 2 * i, "%02x", bytes[i]);
+}
+
+void k3_computed_info(void *arg, cJSON *reply)
+{
+    const struct k3_computed *c = arg;
+    const struct k3_config *cfg = &c->model->cfg;
+    const struct k3_layout *l = k3_shm_source_layout(c->source);
+    cJSON *layout = cJSON_AddObjectToObject(reply, "layout");
+    char digest[2 * sizeof(c->model->digest) + 1];
+    uint64_t n_mla = 0;
+
+    for (uint32_t i = 0; i < cfg->n_layers; i++)
+        n_mla += cfg->kind[i] == K3_MLA;
+    hex(digest, c->model->digest, sizeof(c->model->digest));
+    cJSON_AddStringToObject(reply, "model", c->opt.model);
+    cJSON_AddStringToObject(reply, "model_digest", digest);
+    cJSON_AddNumberToObject(reply, "layers", cfg->n_layers);
+    cJSON_AddNumberToObject(reply, "layers_model", cfg->n_layers_model);
+    cJSON_AddBoolToObject(reply, "whole_model", cfg->n_layers == cfg->n_layers_model);
+    cJSON_AddNumberToObject(reply, "vocab", cfg->vocab);
+    cJSON_AddStringToObject(reply, "kernels", c->kernels->name);
+    cJSON_AddNumberToObject(reply, "threads", k3_team_size(c->team));
+    cJSON_AddNumberToObject(reply, "batch_rows", c->opt.batch_rows);
+    cJSON_AddNumberToObject(reply, "ctx", c->opt.ctx);
+    cJSON_AddNumberToObject(reply, "sequences", c->opt.sequences);
+    cJSON_AddNumberToObject(reply, "state_bytes", (double)k3_state_bytes(cfg, c->opt.ctx));
+    cJSON_AddNumberToObject(reply, "kv_bytes_per_position",
+                            (double)(n_mla * (cfg->kv_lora + cfg->qk_rope) * sizeof(float)));
+    cJSON_AddNumberToObject(reply, "buffer_bytes", (double)k3_pass_bytes(cfg, c->opt.batch_rows));
+    cJSON_AddNumberToObject(reply, "thread_bytes", (double)k3_pass_thread_bytes(cfg, c->opt.ctx));
+    cJSON_AddNumberToObject(reply, "expert_slots", k3_shm_source_slots(c->source));
+    cJSON_AddNumberToObject(layout, "align_bytes", l->align_bytes);
+    cJSON_AddNumberToObject(layout, "pass_bytes", (double)l->pass_bytes);
+    cJSON_AddNumberToObject(layout, "ring_bytes", (double)l->ring_bytes);
+    cJSON_AddNumberToObject(layout, "pieces", (double)l->n_pieces);
+    cJSON_AddNumberToObject(layout, "pinned_pieces", (double)l->n_pinned);
+    cJSON_AddNumberToObject(layout, "pinned_bytes", (double)l->pinned_payload_bytes);
+    cJSON_AddNumberToObject(layout, "trunk_bytes", (double)c->model->trunk_bytes);
+}

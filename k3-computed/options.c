@@ -1,0 +1,33 @@
+/* k3-computed/options.c: the command line of k3-computed. */
+#include <stdio.h>
+#include <string.h>
+
+#include "k3-computed/computed.h"
+
+bool k3_computed_options(struct k3_computed_options *o, int argc, char **argv, int *status)
+{
+    const struct k3_opt table[] = {
+        { "model", K3_OPT_STRING, &o->model, "DIR", "directory of the checkpoint (config.json, *.safetensors)", 0, 0 },
+        { "device", K3_OPT_LIST, &o->devices, "DIR", "further directory with shards; repeatable", 0, 0 },
+        { "ctx", K3_OPT_U32, &o->ctx, "N", "positions of one sequence (default 4096)", 1, 1u << 24 },
+        { "sequences", K3_OPT_U32, &o->sequences, "N", "sequences with state at the same time, more requests queue "
+          "(default 1)", 1, K3_SEQUENCES_MAX },
+        { "batch-rows", K3_OPT_U32, &o->batch_rows, "N", "rows of one pass at most (default 64)", 1, 4096 },
+        { "threads", K3_OPT_U32, &o->threads, "N", "threads of a pass (default: the CPUs allowed)", 1, 1024 },
+        { "force-threads", K3_OPT_FLAG, &o->force_threads, NULL, "allow more threads than CPUs", 0, 0 },
+        { "layers", K3_OPT_U32, &o->layers, "N", "run the first N layers only (a partial download)", 1, K3_MAX_LAYERS },
+        { "kernels", K3_OPT_STRING, &o->kernels, "NAME", "auto, c, avx2 or avx512 (equal results; default auto)", 0, 0 },
+        K3_DAEMON_OPT_ROWS(&o->daemon),
+        { NULL },
+    };
+
+    if (k3_opts_parse(table, "k3-computed", "runs the forward pass and answers requests with tokens", argc, argv, NULL,
+                      status))
+        return true;
+    if (!o->model) {
+        fprintf(stderr, "k3-computed: --model is missing: give the directory of a checkpoint\n");
+        *status = K3_EXIT_REFUSED;
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,239 @@
+/* k3-computed/serve.c: requests of computed.sock as JSON (ipc/msg.h), the loop of the daemon. */
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "k3-computed/computed.h"
+
+#define FETCH_GRACE_NS 500000000ull
+
+/* ---- fields of a request ----------------------------------------------------------------------------------------------- */
+
+static int get_id(const cJSON *request, char *id, struct k3_err *err)
+{
+    const cJSON *field = cJSON_GetObjectItemCaseSensitive(request, "id");
+    const char *text = cJSON_GetStringValue(field);
+
+    if (!text || strlen(text) != K3_ID_LEN || strspn(text, "0123456789abcdefABCDEF") != K3_ID_LEN)
+        return k3_refuse(err, -EINVAL, "id %.40s: it must be %d hex digits", text ? text : "(none)", K3_ID_LEN);
+    for (size_t i = 0; i <= K3_ID_LEN; i++)
+        id[i] = (char)tolower((unsigned char)text[i]);
+    return 0;
+}
+
+static bool whole(const cJSON *item, double max)
+{
+    return cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= max &&
+           item->valuedouble == floor(item->valuedouble);
+}
+
+/* max < 2^53.  Without the field: *out = otherwise, or refused when otherwise is NULL. */
+static int get_uint(const cJSON *request, const char *name, uint64_t max, const uint64_t *otherwise, uint64_t *out,
+                    struct k3_err *err)
+{
+    const cJSON *field = cJSON_GetObjectItemCaseSensitive(request, name);
+
+    if (!field && otherwise) {
+        *out = *otherwise;
+        return 0;
+    }
+    if (!field)
+        return k3_refuse(err, -EINVAL, "%s is missing: a whole number from 0 to %llu", name, (unsigned long long)max);
+    if (!whole(field, (double)max))
+        return k3_refuse(err, -EINVAL, "%s is %g: it must be a whole number from 0 to %llu", name,
+                         cJSON_GetNumberValue(field), (unsigned long long)max);
+    *out = (uint64_t)field->valuedouble;
+    return 0;
+}
+
+static int get_double(const cJSON *request, const char *name, double *out, struct k3_err *err)
+{
+    const cJSON *field = cJSON_GetObjectItemCaseSensitive(request, name);
+
+    if (!cJSON_IsNumber(field))
+        return k3_refuse(err, -EINVAL, "%s is %s", name, field ? "not a number" : "missing: a number is needed");
+    *out = field->valuedouble;
+    return 0;
+}
+
+/* On success *out (NULL when empty) is the caller's, to be freed. */
+static int get_ids(const cJSON *request, const char *name, bool needed, uint32_t **out, uint32_t *n_out,
+                   struct k3_err *err)
+{
+    const cJSON *field = cJSON_GetObjectItemCaseSensitive(request, name), *item;
+    size_t n = 0;
+
+    *out = NULL;
+    *n_out = 0;
+    if (!field && !needed)
+        return 0;
+    if (!cJSON_IsArray(field))
+        return k3_refuse(err, -EINVAL, "%s is %s", name, field ? "not an array" : "missing: an array of ids is needed");
+    cJSON_ArrayForEach(item, field) {
+        if (!whole(item, UINT32_MAX))
+            return k3_refuse(err, -EINVAL, "%s[%zu] is %s: it must be a token id", name, n,
+                             cJSON_IsNumber(item) ? "not a whole number from 0 on" : "not a number");
+        if (++n > K3_MAX_ID_BYTES / sizeof(uint32_t))
+            return k3_refuse(err, -E2BIG, "%s has more than %zu ids", name, K3_MAX_ID_BYTES / sizeof(uint32_t));
+    }
+    if (n == 0)
+        return 0;
+    *out = malloc(n * sizeof(**out));
+    if (!*out)
+        return k3_fail(err, -ENOMEM, "no memory for %zu ids", n);
+    cJSON_ArrayForEach(item, field)
+        (*out)[(*n_out)++] = (uint32_t)item->valuedouble;
+    return 0;
+}
+
+static int get_sampling(const cJSON *request, struct k3_sampling *p, struct k3_err *err)
+{
+    const char *seed = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(request, "seed"));
+    uint64_t top_k;
+    int rc = get_double(request, "temperature", &p->temperature, err);
+
+    if (rc == 0)
+        rc = get_double(request, "top_p", &p->top_p, err);
+    if (rc == 0)
+        rc = get_double(request, "min_p", &p->min_p, err);
+    if (rc == 0)
+        rc = get_uint(request, "top_k", UINT32_MAX, NULL, &top_k, err);
+    if (rc < 0)
+        return rc;
+    p->top_k = (uint32_t)top_k;
+    if (!seed || k3_parse_u64(seed, 0, UINT64_MAX, &p->seed) < 0)
+        return k3_refuse(err, -EINVAL, "seed %.40s: it must be a string with a decimal number below 2^64",
+                         seed ? seed : "(none)");
+    return 0;
+}
+
+/* ---- commands ---------------------------------------------------------------------------------------------------------- */
+
+static int submit(struct k3_computed *c, const cJSON *request, cJSON *reply, struct k3_err *err)
+{
+    const cJSON *logits = cJSON_GetObjectItemCaseSensitive(request, "logits");
+    uint32_t *prompt = NULL, *generated = NULL, *stop = NULL;
+    struct k3_submit s = { .logits = cJSON_IsTrue(logits) };
+    uint64_t max_tokens;
+    bool known = false;
+    int rc = get_id(request, s.id, err);
+
+    if (rc == 0)
+        rc = get_ids(request, "prompt_ids", true, &prompt, &s.n_prompt, err);
+    if (rc == 0)
+        rc = get_ids(request, "generated_ids", false, &generated, &s.n_generated, err);
+    if (rc == 0)
+        rc = get_ids(request, "stop_ids", false, &stop, &s.n_stop, err);
+    if (rc == 0)
+        rc = get_uint(request, "max_tokens", UINT32_MAX, NULL, &max_tokens, err);
+    if (rc == 0)
+        rc = get_sampling(request, &s.sampling, err);
+    if (rc == 0 && logits && !cJSON_IsBool(logits))
+        rc = k3_refuse(err, -EINVAL, "logits is neither true nor false");
+    if (rc == 0) {
+        s.prompt = prompt;
+        s.generated = generated;
+        s.stop = stop;
+        s.max_tokens = (uint32_t)max_tokens;
+        rc = k3_engine_submit(c->engine, &s, k3_daemon_draining(c->daemon), &known, err);
+    }
+    free(prompt);
+    free(generated);
+    free(stop);
+    if (rc < 0)
+        return rc;
+    cJSON_AddBoolToObject(reply, "known", known);
+    cJSON_AddBoolToObject(reply, "whole_model", c->model->cfg.n_layers == c->model->cfg.n_layers_model);
+    cJSON_AddNumberToObject(reply, "generation", k3_daemon_generation(c->daemon));
+    return 0;
+}
+
+static int poll(struct k3_computed *c, const cJSON *request, cJSON *reply, struct k3_err *err)
+{
+    static const uint64_t zero, absent = UINT64_MAX;
+    uint64_t from, progress_from, wait_ms;
+    char id[K3_ID_LEN + 1];
+    int rc = get_id(request, id, err);
+
+    if (rc == 0)
+        rc = get_uint(request, "from", UINT32_MAX, &zero, &from, err);
+    if (rc == 0)
+        rc = get_uint(request, "progress_from", 1ull << 52, &absent, &progress_from, err);
+    if (rc == 0)
+        rc = get_uint(request, "wait_ms", UINT32_MAX, &zero, &wait_ms, err);
+    if (rc < 0)
+        return rc;
+    return k3_engine_poll(c->engine, id, (uint32_t)from, progress_from == absent ? -1 : (int64_t)progress_from,
+                          (uint32_t)wait_ms, reply, err);
+}
+
+void k3_computed_answer(void *arg, const char *cmd, const cJSON *request, cJSON *reply)
+{
+    struct k3_computed *c = arg;
+    struct k3_err err = K3_ERR_INIT;
+    char id[K3_ID_LEN + 1];
+    int rc;
+
+    if (strcmp(cmd, "submit") == 0)
+        rc = submit(c, request, reply, &err);
+    else if (strcmp(cmd, "poll") == 0)
+        rc = poll(c, request, reply, &err);
+    else if (strcmp(cmd, "cancel") != 0 && strcmp(cmd, "forget") != 0)
+        rc = k3_refuse(&err, -ENOSYS, "unknown command %.40s: there are submit, poll, cancel and forget", cmd);
+    else if ((rc = get_id(request, id, &err)) == 0)
+        rc = strcmp(cmd, "cancel") == 0 ? k3_engine_cancel(c->engine, id, &err) : k3_engine_forget(c->engine, id, &err);
+    if (rc < 0)
+        k3_reply_error(reply, &err);
+}
+
+/* ---- the loop ---------------------------------------------------------------------------------------------------------- */
+
+/* The generation in the stats page of a peer; 0 when it has none just now. */
+static uint32_t peer_generation(const struct k3_computed *c, const char *peer)
+{
+    struct k3_stats s = { .seg = K3_SEG_INIT };
+    uint32_t generation = 0;
+
+    if (k3_stats_open(&s, k3_daemon_instance(c->daemon), peer, NULL) == 0) {
+        generation = s.page->generation;
+        k3_stats_close(&s);
+    }
+    return generation;
+}
+
+void k3_computed_tick(void *arg)
+{
+    struct k3_computed *c = arg;
+    struct k3_stats *s = k3_daemon_stats(c->daemon);
+    struct k3_shm_counts n;
+
+    k3_shm_source_counts(c->source, &n);
+    k3_stat_set(s, K3_CS_TRUNK_WAITS, n.trunk.waits);
+    k3_stat_set(s, K3_CS_RING_ROW_BYTES, n.trunk.ring_bytes);
+    k3_stat_set(s, K3_CS_PINNED_ROW_BYTES, n.trunk.pinned_bytes);
+    k3_stat_set(s, K3_CS_TRUNK_REATTACHED, n.trunk.reattached);
+    k3_stat_set(s, K3_CS_EXPERT_DEMANDS, n.expert.demands);
+    k3_stat_set(s, K3_CS_EXPERT_HITS, n.expert.hits);
+    k3_stat_set(s, K3_CS_EXPERT_REATTACHED, n.expert.reattached);
+    if (n.trunk.reattached != c->seen.trunk.reattached)
+        k3_log(K3_LOG_WARN, "trunkd_reattached", "generation=%u", peer_generation(c, "trunkd"));
+    if (n.expert.reattached != c->seen.expert.reattached)
+        k3_log(K3_LOG_WARN, "expertd_reattached", "generation=%u", peer_generation(c, "expertd"));
+    c->seen = n;
+    k3_daemon_beat(c->daemon);
+}
+
+int k3_computed_serve(struct k3_computed *c, struct k3_err *err)
+{
+    int rc = k3_server_open(&c->server, k3_daemon_rundir(c->daemon), "computed.sock", K3_CONTEXTS, k3_computed_answer, c,
+                            err);
+
+    if (rc < 0)
+        return rc;
+    k3_daemon_ready(c->daemon);
+    k3_engine_run(c->engine);
+    k3_engine_wait_fetched(c->engine, FETCH_GRACE_NS); /* so that clients hear why their answers end */
+    return 0;
+}
