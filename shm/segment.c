@@ -9,10 +9,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SHM_DIR "/dev/shm"
 #define HUGE_BYTES ((uint64_t)2 << 20)
+#define RENEW_MAX_MS 20000u
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
@@ -268,12 +270,26 @@ int k3_seg_renew(struct k3_seg *s, uint64_t off_bytes, uint64_t len_bytes, struc
                        s->name, off_bytes, len_bytes, s->len_bytes);
     if (len_bytes == 0)
         return 0;
-    do
-        rc = fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off_bytes, (off_t)len_bytes);
-    while (rc != 0 && errno == EINTR);
-    if (rc != 0)
-        return k3_fail(err, -errno, "segment %s: punching [%" PRIu64 ", +%" PRIu64 "): %s", s->name, off_bytes,
-                       len_bytes, strerror(errno));
+    for (unsigned waited_ms = 0;; waited_ms++) {
+        const struct timespec ms = { 0, 1000000 };
+        off_t left;
+
+        do
+            rc = fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off_bytes, (off_t)len_bytes);
+        while (rc != 0 && errno == EINTR);
+        if (rc != 0)
+            return k3_fail(err, -errno, "segment %s: punching [%" PRIu64 ", +%" PRIu64 "): %s", s->name, off_bytes,
+                           len_bytes, strerror(errno));
+        /* A huge page that lies only partly in the range cannot be split while a read is in flight into it: its part
+         * is zeroed, stays in place, and the read still lands there.  So punch until nothing is left. */
+        left = lseek(s->fd, (off_t)off_bytes, SEEK_DATA);
+        if (left < 0 || (uint64_t)left >= end)
+            break;
+        if (waited_ms >= RENEW_MAX_MS)
+            return k3_fail(err, -EBUSY, "segment %s: a read is still in flight at %" PRIu64 " after %u ms", s->name,
+                           (uint64_t)left, waited_ms);
+        nanosleep(&ms, NULL);
+    }
     rc = fallocate_all(s->fd, off_bytes, len_bytes);
     if (rc < 0)
         return refuse_size(err, rc, s->name, len_bytes);

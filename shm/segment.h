@@ -39,7 +39,8 @@ void k3_seg_unlink(const char *instance, const char *what); /* no error when abs
 /* True while the name still leads to the inode that s has mapped. */
 bool k3_seg_is_current(const struct k3_seg *s);
 /* Punches [off, off+len) and reserves it again: a killed process's direct reads no longer reach it.  The
- * mapping stays valid and reads zero. */
+ * mapping stays valid and reads zero.  Waits for reads in flight into huge pages that lie only partly in the range,
+ * since those cannot be punched before (-EBUSY after 20 s). */
 int k3_seg_renew(struct k3_seg *s, uint64_t off_bytes, uint64_t len_bytes, struct k3_err *err);
 /* MADV_COLLAPSE then MADV_POPULATE_WRITE on a mapped range; best effort.  Returns the bytes that the kernel reports
  * as mapped huge (ShmemPmdMapped of the mapping). */
