@@ -1,0 +1,78 @@
+/* k3-expertd/expertd.h: the daemon's struct and what its files share. */
+#ifndef K3_EXPERTD_EXPERTD_H
+#define K3_EXPERTD_EXPERTD_H
+
+#include <pthread.h>
+
+#include "ipc/daemon.h"
+#include "k3-expertd/reader.h"
+#include "k3-expertd/slots.h"
+#include "shm/expert_ring.h"
+
+#define K3_EXPERTD_NAME "k3-expertd"
+
+struct k3_expertd_opts {
+    struct k3_daemon_opts common;
+    const char *model, *policy, *io, *direct;
+    struct k3_str_list devices;
+    uint64_t cache_bytes, io_block_bytes;
+    uint32_t n_layers, io_depth;
+};
+
+enum k3_expertd_stat {
+    K3_XS_DEMANDS, K3_XS_HITS, K3_XS_MISSES, K3_XS_JOINED, K3_XS_PREFETCHES, K3_XS_PREFETCH_HITS,
+    K3_XS_PREFETCH_DROPPED, K3_XS_READ_BYTES, K3_XS_READS, K3_XS_READ_NS, K3_XS_DEMAND_NS, K3_XS_IN_FLIGHT,
+    K3_XS_EVICTIONS, K3_XS_SLOTS, K3_XS_SLOTS_READY, K3_XS_SLOTS_LENT, K3_XS_SLOT_BYTES, K3_XS_QUEUED, K3_XS_ERRORS,
+    K3_XS_RETRIES, K3_XS_ATTACHES, K3_XS_STALE_DROPPED, K3_XS_TAKEN_OVER, K3_XS_PROTOCOL_ERRORS, K3_XS_HUGE_BYTES,
+    K3_XS_N
+};
+extern const struct k3_stat_def k3_expertd_stat_defs[K3_XS_N];
+
+/* Sleeps on the client's bell while the main loop sleeps on its eventfd (reads are in flight), and passes one ring
+ * on.  bridge.c. */
+struct k3_bridge {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    _Atomic uint32_t *seq, *sleepers;
+    uint32_t seen;
+    int efd;
+    bool started, armed, give_up, quit;
+};
+int k3_bridge_open(struct k3_bridge *b, int efd, struct k3_err *err);
+/* Once *seq != seen, efd is written.  Nothing happens when an earlier arming still waits: it sees the same ring. */
+void k3_bridge_arm(struct k3_bridge *b, _Atomic uint32_t *seq, _Atomic uint32_t *sleepers, uint32_t seen);
+/* Returns when the bridge no longer touches the words that it was armed with. */
+void k3_bridge_disarm(struct k3_bridge *b);
+void k3_bridge_close(struct k3_bridge *b);
+
+struct k3_expertd {
+    struct k3_expertd_opts opt;
+    struct k3_daemon *daemon;
+    struct k3_model *model;
+    struct k3_seg data, ctl;
+    struct k3_expert_ends ends;
+    struct k3_slots *slots;
+    struct k3_reader *reader;
+    struct k3_bridge bridge;
+    int efd;         /* news for the main loop: completed reads, the bridge, stop */
+    uint32_t n_slots;
+    uint64_t slot_bytes, slots_off_bytes, data_bytes, n_experts_all;
+    uint64_t attach; /* the client's attach number that is served; 0 none */
+    uint32_t n_adopted;
+    bool published;  /* our segments have their names */
+    bool rang;       /* completions were pushed since the bell was rung */
+};
+#define K3_EXPERTD_INIT { .data = K3_SEG_INIT, .ctl = K3_SEG_INIT, .efd = -1 }
+
+/* options.c.  True when the program should end now with *status. */
+bool k3_expertd_options(struct k3_expertd_opts *o, int argc, char **argv, int *status);
+/* open.c */
+int k3_expertd_open(struct k3_expertd *d, struct k3_err *err);
+void k3_expertd_close(struct k3_expertd *d, int rc); /* rc < 0: the arena is left for the successor */
+/* A new control segment over the same arena; the client sees it as a restart. */
+int k3_expertd_publish(struct k3_expertd *d, struct k3_err *err);
+/* serve.c: says ready, then loops until told to stop. */
+int k3_expertd_serve(struct k3_expertd *d, struct k3_err *err);
+
+#endif

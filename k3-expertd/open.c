@@ -1,0 +1,339 @@
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "k3-expertd/expertd.h"
+
+#define SEG_CTL "expert"
+#define SEG_DATA "expertdata"
+#define MAX_SLOTS ((uint64_t)1 << 24)
+
+const struct k3_stat_def k3_expertd_stat_defs[K3_XS_N] = {
+    [K3_XS_DEMANDS] = { "demands", "count", "experts demanded by computed", K3_COUNTER },
+    [K3_XS_HITS] = { "hits", "count", "demands whose expert was resident", K3_COUNTER },
+    [K3_XS_MISSES] = { "misses", "count", "demands whose expert had to be read or was being read", K3_COUNTER },
+    [K3_XS_JOINED] = { "joined", "count", "misses whose expert was being read already", K3_COUNTER },
+    [K3_XS_PREFETCHES] = { "prefetches", "count", "experts that computed announced", K3_COUNTER },
+    [K3_XS_PREFETCH_HITS] = { "prefetch_hits", "count", "demands whose read a prefetch had begun", K3_COUNTER },
+    [K3_XS_PREFETCH_DROPPED] = { "prefetch_dropped", "count", "prefetches for which no slot was free", K3_COUNTER },
+    [K3_XS_READ_BYTES] = { "read_bytes", "bytes", "bytes read from the expert files", K3_COUNTER },
+    [K3_XS_READS] = { "reads", "count", "blocks read", K3_COUNTER },
+    [K3_XS_READ_NS] = { "read_ns", "ns", "time of one block, from submission to completion", K3_HISTOGRAM },
+    [K3_XS_DEMAND_NS] = { "demand_ns", "ns", "time of one demand, from seeing it to its completion", K3_HISTOGRAM },
+    [K3_XS_IN_FLIGHT] = { "in_flight", "count", "blocks being read now", K3_GAUGE },
+    [K3_XS_EVICTIONS] = { "evictions", "count", "experts that had to give up their slot", K3_COUNTER },
+    [K3_XS_SLOTS] = { "slots", "count", "slots of the arena", K3_GAUGE },
+    [K3_XS_SLOTS_READY] = { "slots_ready", "count", "slots that hold an expert", K3_GAUGE },
+    [K3_XS_SLOTS_LENT] = { "slots_lent", "count", "slots that computed holds", K3_GAUGE },
+    [K3_XS_SLOT_BYTES] = { "slot_bytes", "bytes", "size of one slot", K3_GAUGE },
+    [K3_XS_QUEUED] = { "queued", "count", "demands that wait for a slot", K3_GAUGE },
+    [K3_XS_ERRORS] = { "errors", "count", "experts that could not be read", K3_COUNTER },
+    [K3_XS_RETRIES] = { "retries", "count", "reads repeated after an error or a short read", K3_COUNTER },
+    [K3_XS_ATTACHES] = { "attaches", "count", "times that a computed attached", K3_COUNTER },
+    [K3_XS_STALE_DROPPED] = { "stale_dropped", "count", "ring entries of an earlier attach", K3_COUNTER },
+    [K3_XS_TAKEN_OVER] = { "taken_over", "count", "experts taken over from the dead predecessor", K3_GAUGE },
+    [K3_XS_PROTOCOL_ERRORS] = { "protocol_errors", "count", "ring entries or indices that cannot be", K3_COUNTER },
+    [K3_XS_HUGE_BYTES] = { "huge_bytes", "bytes", "part of the arena in 2 MiB pages", K3_GAUGE },
+};
+
+/* ---- the checkpoint and the size of the arena ---- */
+
+static int open_model(struct k3_expertd *d, struct k3_err *err)
+{
+    const char *dirs[1 + 64];
+    struct k3_model_opts o = { .dirs = dirs, .n_layers = d->opt.n_layers, .want_experts = true };
+
+    dirs[o.n_dirs++] = d->opt.model;
+    for (size_t i = 0; i < d->opt.devices.n; i++)
+        dirs[o.n_dirs++] = d->opt.devices.item[i];
+    return k3_model_open(&d->model, &o, err);
+}
+
+static int size_arena(struct k3_expertd *d, struct k3_err *err)
+{
+    const struct k3_config *c = &d->model->cfg;
+    uint64_t n_layers = c->n_layers > c->first_dense ? c->n_layers - c->first_dense : 0;
+    uint64_t needed = n_layers ? c->top_k : 1;
+    uint64_t n;
+
+    d->n_experts_all = n_layers * c->n_experts;
+    d->slot_bytes = d->model->expert_slot_bytes;
+    n = d->opt.cache_bytes / d->slot_bytes;
+    if (n > d->n_experts_all)
+        n = d->n_experts_all ? d->n_experts_all : 1;
+    if (n < needed)
+        return k3_refuse(err, -ENOSPC,
+                         "--cache-gb %.4g: gives %" PRIu64 " slots of %" PRIu64 " bytes, one layer of one row needs %" PRIu64
+                         "; give at least --cache-gb %.4g", (double)d->opt.cache_bytes / 1e9, n, d->slot_bytes, needed,
+                         (double)(needed * d->slot_bytes + 999999) / 1e9);
+    if (n > MAX_SLOTS)
+        n = MAX_SLOTS;
+    d->n_slots = (uint32_t)n;
+    if (k3_arena_layout(d->n_slots, d->slot_bytes, &d->slots_off_bytes, &d->data_bytes) < 0)
+        return k3_refuse(err, -EOVERFLOW, "--cache-gb %.4g: an arena of %u slots of %" PRIu64 " bytes cannot be",
+                         (double)d->opt.cache_bytes / 1e9, d->n_slots, d->slot_bytes);
+    return 0;
+}
+
+/* ---- the arena ---- */
+
+static struct k3_slot_record *records(const struct k3_expertd *d)
+{
+    return (struct k3_slot_record *)(d->data.base + K3_ARENA_RECORDS_OFF);
+}
+
+/* A dead predecessor's direct reads may still land in a slot that it was reading into. */
+static int renew_reading(struct k3_expertd *d, struct k3_err *err)
+{
+    struct k3_slot_record *rec = records(d);
+
+    for (uint32_t i = 0; i < d->n_slots; i++) {
+        uint32_t state = atomic_load_explicit(&rec[i].state, memory_order_acquire);
+        int rc;
+
+        if (state == K3_SLOT_READY || state == K3_SLOT_EMPTY)
+            continue;
+        rc = k3_seg_renew(&d->data, d->slots_off_bytes + i * d->slot_bytes, d->slot_bytes, err);
+        if (rc < 0)
+            return rc;
+        rec[i].lent = 0;
+        atomic_store_explicit(&rec[i].state, K3_SLOT_EMPTY, memory_order_release);
+    }
+    return 0;
+}
+
+static int new_arena(struct k3_expertd *d, struct k3_err *err)
+{
+    struct k3_arena_head *h;
+    int rc;
+
+    k3_seg_unlink(k3_daemon_instance(d->daemon), SEG_DATA); /* first: two arenas may not fit */
+    rc = k3_seg_create(&d->data, k3_daemon_instance(d->daemon), SEG_DATA, d->data_bytes, err);
+    if (rc < 0)
+        return rc;
+    h = (struct k3_arena_head *)d->data.base;
+    h->magic = K3_ARENA_MAGIC;
+    h->version = K3_EXPERT_VERSION;
+    h->n_slots = d->n_slots;
+    h->slot_bytes = d->slot_bytes;
+    memcpy(h->model_digest, d->model->digest, sizeof(h->model_digest));
+    return k3_seg_publish(&d->data, err);
+}
+
+static int open_arena(struct k3_expertd *d, bool *taken_over, struct k3_err *err)
+{
+    int rc = k3_seg_open(&d->data, k3_daemon_instance(d->daemon), SEG_DATA, true, err);
+
+    *taken_over = rc == 0 && k3_arena_matches(&d->data, d->n_slots, d->slot_bytes, d->data_bytes, d->model->digest);
+    if (*taken_over)
+        return renew_reading(d, err);
+    if (rc == 0)
+        k3_log(K3_LOG_INFO, "arena_not_taken_over", "segment=%s why=other_size_or_model", d->data.name);
+    k3_seg_close(&d->data);
+    return new_arena(d, err);
+}
+
+/* Places the READY experts of a predecessor into the slot table.  Offsets are computed anew, not believed; a record that
+ * names no expert leaves its slot empty. */
+static void adopt(struct k3_expertd *d)
+{
+    struct k3_slot_record *rec = records(d);
+    uint64_t range_pos[K3_EXPERT_TENSORS];
+    uint32_t off_bytes[K3_EXPERT_TENSORS] = { 0 };
+    struct k3_expert_place p;
+
+    for (uint32_t i = 0; i < d->n_slots; i++) {
+        uint32_t layer = rec[i].layer, expert = rec[i].expert;
+
+        if (atomic_load_explicit(&rec[i].state, memory_order_acquire) != K3_SLOT_READY)
+            continue;
+        if (k3_model_expert(d->model, layer, expert, &p) < 0 ||
+            k3_expert_slot_layout(&p, d->slot_bytes, range_pos, off_bytes) < 0)
+            layer = UINT32_MAX;
+        if (k3_slots_adopt(d->slots, i, layer, expert, off_bytes, rec[i].lent))
+            d->n_adopted++;
+        else
+            k3_log(K3_LOG_WARN, "record_dropped", "slot=%u layer=%u expert=%u", i, rec[i].layer, rec[i].expert);
+    }
+    k3_slots_adopted(d->slots);
+}
+
+int k3_expertd_publish(struct k3_expertd *d, struct k3_err *err)
+{
+    struct k3_expert_ctl *c, head = { .n_slots = d->n_slots };
+    uint64_t len_bytes = k3_expert_ctl_layout(&head);
+    struct k3_seg old = d->ctl;
+    int rc;
+
+    k3_bridge_disarm(&d->bridge);
+    d->ctl = (struct k3_seg)K3_SEG_INIT;
+    rc = k3_seg_create(&d->ctl, k3_daemon_instance(d->daemon), SEG_CTL, len_bytes, err);
+    if (rc < 0)
+        goto out;
+    c = (struct k3_expert_ctl *)d->ctl.base;
+    c->magic = K3_EXPERT_MAGIC;
+    c->version = K3_EXPERT_VERSION;
+    c->generation = k3_daemon_generation(d->daemon);
+    c->n_slots = d->n_slots;
+    c->slot_bytes = d->slot_bytes;
+    k3_expert_ctl_layout(c);
+    c->slots_off = d->slots_off_bytes;
+    c->data_bytes = d->data_bytes;
+    memcpy(c->model_digest, d->model->digest, sizeof(c->model_digest));
+    rc = k3_expert_ends_open(&d->ends, &d->ctl, true, err);
+    if (rc == 0)
+        rc = k3_seg_publish(&d->ctl, err);
+    d->attach = 0;
+    d->published = rc == 0;
+out:
+    k3_seg_close(&old);
+    return rc;
+}
+
+/* ---- open and close ---- */
+
+static void info(void *arg, cJSON *reply)
+{
+    struct k3_expertd *d = arg;
+    uint32_t n_direct, n_files, n_devices;
+
+    k3_reader_files(d->reader, &n_direct, &n_files, &n_devices);
+    cJSON_AddStringToObject(reply, "model", d->opt.model);
+    cJSON_AddStringToObject(reply, "policy", d->opt.policy);
+    cJSON_AddStringToObject(reply, "io", k3_reader_how(d->reader));
+    cJSON_AddNumberToObject(reply, "files", n_files);
+    cJSON_AddNumberToObject(reply, "files_direct", n_direct);
+    cJSON_AddNumberToObject(reply, "devices", n_devices);
+    cJSON_AddNumberToObject(reply, "io_depth", d->opt.io_depth);
+    cJSON_AddNumberToObject(reply, "io_block_bytes", (double)d->opt.io_block_bytes);
+    cJSON_AddNumberToObject(reply, "slots", d->n_slots);
+    cJSON_AddNumberToObject(reply, "slot_bytes", (double)d->slot_bytes);
+    cJSON_AddNumberToObject(reply, "arena_bytes", (double)d->data_bytes);
+    cJSON_AddNumberToObject(reply, "huge_bytes",
+                            (double)k3_stats_value(k3_daemon_stats(d->daemon), "huge_bytes"));
+    cJSON_AddNumberToObject(reply, "experts", (double)d->n_experts_all);
+    cJSON_AddNumberToObject(reply, "taken_over", d->n_adopted);
+}
+
+static void on_stop(void *arg)
+{
+    struct k3_expertd *d = arg;
+
+    (void)eventfd_write(d->efd, 1);
+}
+
+static int open_reader(struct k3_expertd *d, struct k3_err *err)
+{
+    struct k3_reader_opts o = {
+        .uring = strcmp(d->opt.io, "pread") != 0,
+        .direct = strcmp(d->opt.direct, "off") != 0,
+        .depth = d->opt.io_depth,
+        .block_bytes = d->opt.io_block_bytes,
+        .slots = d->data.base + d->slots_off_bytes,
+        .slot_bytes = d->slot_bytes,
+        .n_slots = d->n_slots,
+        .efd = d->efd,
+        .stats = k3_daemon_stats(d->daemon),
+        .stat_bytes = K3_XS_READ_BYTES,
+        .stat_reads = K3_XS_READS,
+        .stat_read_ns = K3_XS_READ_NS,
+        .stat_retries = K3_XS_RETRIES,
+        .stat_in_flight = K3_XS_IN_FLIGHT,
+    };
+    uint32_t n_direct, n_files, n_devices;
+    int rc = k3_reader_open(&d->reader, d->model, &o, err);
+
+    if (rc < 0)
+        return rc;
+    k3_reader_files(d->reader, &n_direct, &n_files, &n_devices);
+    if (strcmp(d->opt.io, "uring") == 0 && strcmp(k3_reader_how(d->reader), "uring") != 0)
+        return k3_refuse(err, -ENOSYS, "--io uring: the kernel gives no io_uring here; use --io auto or pread");
+    if (strcmp(d->opt.direct, "on") == 0 && n_direct < n_files)
+        return k3_refuse(err, -ENOTSUP,
+                         "--direct on: %u of %u expert files lie where direct reads are refused; use --direct auto or off",
+                         n_files - n_direct, n_files);
+    if (o.uring && strcmp(k3_reader_how(d->reader), "uring") != 0)
+        k3_log(K3_LOG_WARN, "no_io_uring", "then=pread threads=%u", d->opt.io_depth * (n_devices ? n_devices : 1));
+    if (o.direct && n_direct < n_files)
+        k3_log(K3_LOG_WARN, "no_direct_reads", "files=%u of=%u then=buffered", n_files - n_direct, n_files);
+    return 0;
+}
+
+static int open_slots(struct k3_expertd *d, bool taken_over, struct k3_err *err)
+{
+    const struct k3_config *c = &d->model->cfg;
+    int rc = k3_slots_open(&d->slots, records(d), d->n_slots, c->n_layers, c->n_experts,
+                           k3_policy_find(d->opt.policy), err);
+
+    if (rc == 0 && taken_over)
+        adopt(d);
+    return rc;
+}
+
+int k3_expertd_open(struct k3_expertd *d, struct k3_err *err)
+{
+    struct k3_stats *st;
+    bool taken_over;
+    uint64_t huge_bytes;
+    int rc = open_model(d, err);
+
+    if (rc == 0)
+        rc = size_arena(d, err);
+    if (rc == 0)
+        rc = k3_daemon_open(&d->daemon, K3_EXPERTD_NAME, &d->opt.common, k3_expertd_stat_defs, K3_XS_N, NULL, info, d,
+                            err);
+    if (rc < 0)
+        return rc;
+    d->efd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (d->efd < 0)
+        return k3_fail(err, -errno, "eventfd: %s", strerror(errno));
+    rc = open_arena(d, &taken_over, err);
+    if (rc < 0)
+        return rc;
+    huge_bytes = k3_seg_collapse(d->data.base, d->data_bytes);
+    if (huge_bytes < d->data_bytes)
+        k3_log(K3_LOG_WARN, "arena_in_small_pages", "bytes=%" PRIu64 " of=%" PRIu64, d->data_bytes - huge_bytes,
+               d->data_bytes);
+    rc = open_reader(d, err);
+    if (rc == 0)
+        rc = open_slots(d, taken_over, err);
+    if (rc == 0)
+        rc = k3_bridge_open(&d->bridge, d->efd, err);
+    if (rc == 0)
+        rc = k3_expertd_publish(d, err);
+    if (rc < 0)
+        return rc;
+    st = k3_daemon_stats(d->daemon);
+    k3_stat_set(st, K3_XS_SLOTS, d->n_slots);
+    k3_stat_set(st, K3_XS_SLOT_BYTES, d->slot_bytes);
+    k3_stat_set(st, K3_XS_SLOTS_READY, k3_slots_n_ready(d->slots));
+    k3_stat_set(st, K3_XS_TAKEN_OVER, d->n_adopted);
+    k3_stat_set(st, K3_XS_HUGE_BYTES, huge_bytes);
+    k3_log(K3_LOG_INFO, "arena",
+           "slots=%u slot_bytes=%" PRIu64 " experts=%" PRIu64 " taken_over=%u huge_bytes=%" PRIu64 " io=%s", d->n_slots,
+           d->slot_bytes, d->n_experts_all, d->n_adopted, huge_bytes, k3_reader_how(d->reader));
+    k3_daemon_on_stop(d->daemon, on_stop, d);
+    return 0;
+}
+
+void k3_expertd_close(struct k3_expertd *d, int rc)
+{
+    bool leave = rc < 0 && d->published;
+
+    k3_daemon_ctl_end(d->daemon);
+    k3_bridge_close(&d->bridge);
+    k3_reader_close(d->reader);
+    k3_slots_close(d->slots);
+    if (d->daemon && d->data.base && !leave && !k3_daemon_keep(d->daemon)) {
+        k3_seg_unlink(k3_daemon_instance(d->daemon), SEG_CTL);
+        k3_seg_unlink(k3_daemon_instance(d->daemon), SEG_DATA);
+    }
+    k3_seg_close(&d->ctl);
+    k3_seg_close(&d->data);
+    k3_daemon_close(d->daemon);
+    if (d->efd >= 0)
+        close(d->efd);
+    k3_model_close(d->model);
+}
