@@ -2,11 +2,14 @@
  * the formula), AVX2 (kernels_avx2.c) and AVX-512 (kernels_avx512.c).  Bit-equal to each other on
  * every input: the numeric contract of design.md section 5, whose letters are quoted here.  Not
  * allowed inside: libm, reciprocal estimates, reduce intrinsics, FTZ/DAZ, contraction by the
- * compiler (-ffp-contract=off; fma only where written). Weight pointers need no alignment beyond
- * their element's... not even that: use unaligned loads. All sizes may be any number including 0
- * and odd ones.  y never aliases x where nothing is said. Inf and NaN: the sets agree in every
- * result that is not NaN and in which results are NaN; the sign and payload of a NaN may differ,
- * except that exp, sigmoid and tanh give 0x7fc00000 for every NaN. */
+ * compiler (-ffp-contract=off; fma only where written).
+ *
+ * Weight pointers need no alignment at all.  All sizes may be any number including 0 and odd ones.
+ * y aliases nothing where nothing is said.
+ *
+ * Inf and NaN: the sets agree in every result that is not NaN and in which results are NaN; the
+ * sign and payload of a NaN may differ, except that exp, sigmoid and tanh give 0x7fc00000 for every
+ * NaN. */
 #ifndef K3_COMPUTED_KERNELS_H
 #define K3_COMPUTED_KERNELS_H
 
@@ -26,8 +29,7 @@ struct k3_kernels {
                              const float *x, size_t ldx, size_t n_rows);
     /* (c) MXFP4 (spec/model.md 5): packed n_cols/2 and scale n_cols/32 bytes a row; n_cols a
      * multiple of 32.  Weight = exact fp32 E2M1 * 2^(s-127), -0 for code 8; s = 255 decodes to +0
-     * for all codes.  Group of 32: columns 2j in lane j, then columns 2j+1 in lane j.  Same tree.
-     */
+     * for all codes.  Group of 32: columns 2j in lane j, then columns 2j+1 in lane j.  Tree as (b). */
     void (*mul_mxfp4)(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
                       size_t n_out, size_t n_cols, const float *x, size_t ldx, size_t n_rows);
     /* (b) on two fp32 vectors. */
@@ -43,33 +45,34 @@ struct k3_kernels {
                  size_t taps);
     /* y[i] = fma(a, x[i], y[i]) */
     void (*axpy)(float *y, float a, const float *x, size_t n);
-    void (*add)(float *y, const float *a, const float *b,
-                size_t n); /* y = a + b; y may be a or b */
-    void (*scale)(float *y, const float *x, float a, size_t n); /* y = x * a; y may be x */
-    void (*mul_vec)(float *y, const float *a, const float *b,
-                    size_t n); /* y = a * b elementwise; y may be a or b */
+    /* y = a + b, y = x * a, y = a * b elementwise; y may be any of the inputs. */
+    void (*add)(float *y, const float *a, const float *b, size_t n);
+    void (*scale)(float *y, const float *x, float a, size_t n);
+    void (*mul_vec)(float *y, const float *a, const float *b, size_t n);
     /* (f) elementwise; y may be x.  Each lane repeats the scalar k3_expf / k3_sigmoidf / k3_tanhf
      * operation by operation. */
     void (*exp)(float *y, const float *x, size_t n);
     void (*sigmoid)(float *y, const float *x, size_t n);
     void (*tanh)(float *y, const float *x, size_t n);
     void (*silu)(float *y, const float *x, size_t n); /* x * sigmoid(x) */
-    /* SiTU (spec/model.md 4.8): y = ((beta * tanh(g/beta)) * sigmoid(g)) * (lin * tanh(u/lin)); y
-     * may be g or u. */
+    /* SiTU (spec/model.md 4.8): y = ((beta * tanh(g/beta)) * sigmoid(g)) * (lin * tanh(u/lin)).
+     * y may be g or u. */
     void (*situ)(float *y, const float *g, const float *u, size_t n, float beta, float lin);
     /* One step of the KDA recurrence of one head (spec/model.md 4.4 step 7); S is [dk][dv],
-     * updated. S = alpha_i * S (rounded);  u_j = chain fma(k_i, S_ij) from +0, i ascending;  d_j =
-     * beta * (v_j - u_j); S_ij = fma(k_i, d_j, S_ij);  o_j = chain fma(q_i, S_ij) from +0, i
-     * ascending.     scratch: dv floats. */
+     * updated.  o may be v.  scratch: dv floats.
+     *   S_ij = alpha_i * S_ij (rounded)
+     *   u_j = chain fma(k_i, S_ij) from +0, i ascending
+     *   d_j = beta * (v_j - u_j)
+     *   S_ij = fma(k_i, d_j, S_ij)
+     *   o_j = chain fma(q_i, S_ij) from +0, i ascending */
     void (*kda_step)(float *S, float *o, const float *q, const float *k, const float *v,
-                     const float *alpha, float beta, size_t dk, size_t dv,
-                     float *scratch); /* o may be v */
+                     const float *alpha, float beta, size_t dk, size_t dv, float *scratch);
     /* Exact maximum, -inf for n = 0; NaN elements are skipped; +0 is above -0. */
     float (*max)(const float *x, size_t n);
 };
 
-/* The scalar definitions of rule (f); kernels_c.c.  Errors: exp 1, sigmoid 2, tanh 3 units in the
- * last place, also where the result is subnormal; exp(+inf) = +inf, exp(-inf) = +0. */
+/* The scalar definitions of rule (f); kernels_c.c.  Errors: exp 1, sigmoid 2.5, tanh 2 units in
+ * the last place at most, also where the result is subnormal; exp(+inf) = +inf, exp(-inf) = +0. */
 float k3_expf(float x);
 float k3_sigmoidf(float x);
 float k3_tanhf(float x);

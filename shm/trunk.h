@@ -131,6 +131,10 @@ int k3_trunk_reader_seek_pass(struct k3_trunk_reader *r, struct k3_err *err);
 uint64_t k3_trunk_reader_block_bytes(const struct k3_trunk_reader *r);
 void k3_trunk_reader_set_stop(struct k3_trunk_reader *r, _Atomic bool *stop);
 void k3_trunk_reader_set_blocked(struct k3_trunk_reader *r, bool blocked_on_expert);
+/* Called on the reader's thread with one line for the log when trunkd is found dead (event "trunkd_gone"; once per
+ * death) and when the next generation is attached ("trunkd_back"). */
+typedef void k3_trunk_notice_fn(void *arg, const char *event, const char *text);
+void k3_trunk_reader_set_notice(struct k3_trunk_reader *r, k3_trunk_notice_fn *fn, void *arg);
 struct k3_trunk_reader_counts { uint64_t waits, wait_ns, reattached, ring_bytes, pinned_bytes, seeks; };
 void k3_trunk_reader_counts(const struct k3_trunk_reader *r, struct k3_trunk_reader_counts *out);
 

@@ -1,0 +1,314 @@
+/* From options to a published stream, and back. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "k3-trunkd/trunkd.h"
+
+#define S(name, unit, help, kind) { name, unit, help, kind }
+const struct k3_stat_def k3_trunkd_stats[K3_TS_N] = {
+    [K3_TS_READ_BYTES] = S("read_bytes", "bytes", "read from the weight files", K3_COUNTER),
+    [K3_TS_READS] = S("reads", "count", "reads that came back", K3_COUNTER),
+    [K3_TS_READ_NS] = S("read_ns", "ns", "from submission to completion of a read", K3_HISTOGRAM),
+    [K3_TS_IN_FLIGHT] = S("in_flight", "count", "reads in flight", K3_GAUGE),
+    [K3_TS_RETRIES] = S("retries", "count", "reads sent again: short, interrupted or refused O_DIRECT", K3_COUNTER),
+    [K3_TS_RING_PRODUCED_BYTES] =
+        S("ring_produced_bytes", "bytes", "by which the end of the stream has moved (page slack included)", K3_COUNTER),
+    [K3_TS_RING_WRAPS] = S("ring_wraps", "count", "times the stream passed a multiple of the ring size", K3_COUNTER),
+    [K3_TS_PASSES] = S("passes", "count", "passes whose last streamed byte was produced", K3_COUNTER),
+    [K3_TS_RING_FULL_WAITS] = S("ring_full_waits", "count", "times nothing was read because the ring was full", K3_COUNTER),
+    [K3_TS_RING_FULL_WAIT_NS] = S("ring_full_wait_ns", "ns", "time without a read because the ring was full", K3_COUNTER),
+    [K3_TS_SEEKS] = S("seeks", "count", "seeks done", K3_COUNTER),
+    [K3_TS_ERRORS] = S("errors", "count", "stops of the stream and pinned pieces that could not be read", K3_COUNTER),
+    [K3_TS_PINNED_LOADED_BYTES] = S("pinned_loaded_bytes", "bytes", "of pinned pieces that are in memory", K3_GAUGE),
+    [K3_TS_PINNED_BYTES] = S("pinned_bytes", "bytes", "of all pinned pieces", K3_GAUGE),
+    [K3_TS_RING_BYTES] = S("ring_bytes", "bytes", "size of the ring", K3_GAUGE),
+    [K3_TS_STREAM_PASS_BYTES] = S("stream_pass_bytes", "bytes", "length of one pass in the stream", K3_GAUGE),
+    [K3_TS_RESIDENT_BYTES] = S("resident_bytes", "bytes", "of resident tensors in fp32", K3_GAUGE),
+    [K3_TS_HUGE_BYTES] = S("huge_bytes", "bytes", "of ring and pinned area in 2 MiB pages", K3_GAUGE),
+};
+
+static void add_info(const struct k3_trunkd *d, cJSON *reply)
+{
+    uint32_t n_direct = atomic_load_explicit(&d->n_files_direct, memory_order_relaxed);
+    cJSON_AddStringToObject(reply, "model", d->opt.model);
+    cJSON_AddNumberToObject(reply, "layers", d->model->cfg.n_layers);
+    cJSON_AddNumberToObject(reply, "pieces", (double)d->layout.n_pieces);
+    cJSON_AddNumberToObject(reply, "pieces_pinned", (double)d->layout.n_pinned);
+    cJSON_AddNumberToObject(reply, "pinned_bytes", (double)d->layout.pinned_payload_bytes);
+    cJSON_AddNumberToObject(reply, "ring_bytes", (double)d->layout.ring_bytes);
+    cJSON_AddNumberToObject(reply, "stream_pass_bytes", (double)d->layout.pass_bytes);
+    cJSON_AddNumberToObject(reply, "resident_bytes", (double)d->model->resident_bytes);
+    cJSON_AddNumberToObject(reply, "data_bytes", (double)d->layout.data_bytes);
+    cJSON_AddNumberToObject(reply, "huge_bytes",
+                            (double)atomic_load_explicit(&d->huge_bytes, memory_order_relaxed));
+    cJSON_AddStringToObject(reply, "io", d->io->ops->name);
+    cJSON_AddNumberToObject(reply, "io_depth", d->opt.io_depth);
+    cJSON_AddNumberToObject(reply, "io_block_bytes", (double)d->stream.block_bytes);
+    cJSON_AddNumberToObject(reply, "align_bytes", d->layout.align_bytes);
+    cJSON_AddNumberToObject(reply, "files", d->n_files_used);
+    cJSON_AddNumberToObject(reply, "files_direct", n_direct);
+    cJSON_AddBoolToObject(reply, "direct", n_direct == d->n_files_used);
+    cJSON_AddBoolToObject(reply, "taken_over", d->taken_over);
+    cJSON_AddBoolToObject(reply, "shared_drive", d->opt.shared_drive);
+}
+
+/* Runs on the control thread. */
+static void info(void *arg, cJSON *reply)
+{
+    struct k3_trunkd *d = arg;
+
+    pthread_mutex_lock(&d->info_lock);
+    if (d->opened)
+        add_info(d, reply);
+    pthread_mutex_unlock(&d->info_lock);
+}
+
+static void set_opened(struct k3_trunkd *d, bool opened)
+{
+    pthread_mutex_lock(&d->info_lock);
+    d->opened = opened;
+    pthread_mutex_unlock(&d->info_lock);
+}
+
+static int open_model(struct k3_trunkd *d, struct k3_err *err)
+{
+    const char *dirs[65];
+    struct k3_model_opts mo = { .dirs = dirs, .n_layers = d->opt.n_layers };
+
+    if (d->model)
+        return 0;
+    dirs[mo.n_dirs++] = d->opt.model;
+    for (size_t i = 0; i < d->opt.devices.n; i++)
+        dirs[mo.n_dirs++] = d->opt.devices.item[i];
+    return k3_model_open(&d->model, &mo, err);
+}
+
+static int open_layout(struct k3_trunkd *d, struct k3_err *err)
+{
+    const struct k3_model *m = d->model;
+    uint32_t align_bytes = k3_model_dio_align(m);
+    uint8_t *pinned = calloc(m->n_pieces ? m->n_pieces : 1, 1);
+    uint64_t ring_bytes = 0;
+    int rc;
+
+    if (!pinned)
+        return k3_fail(err, -ENOMEM, "no memory for the pinned set of %zu pieces", m->n_pieces);
+    rc = k3_trunkd_budget(m, align_bytes, d->opt.trunk_bytes, d->opt.ring_mb, &ring_bytes, pinned, err);
+    if (rc == 0)
+        rc = k3_layout_build(&d->layout, m, align_bytes, ring_bytes, pinned, err);
+    free(pinned);
+    if (rc == 0)
+        rc = k3_runs_build(&d->runs, m, &d->layout, err);
+    return rc;
+}
+
+static bool data_is_ours(const struct k3_trunkd *d, const struct k3_seg *s)
+{
+    const struct k3_trunk_data *h = (const struct k3_trunk_data *)(const void *)s->base;
+
+    return s->len_bytes == d->layout.data_bytes && h->magic == K3_TRUNK_DATA_MAGIC &&
+           h->version == K3_TRUNK_VERSION && memcmp(h->layout_digest, d->layout.digest, sizeof(h->layout_digest)) == 0;
+}
+
+/* A dead predecessor's reads may still land in pinned pieces that it did not finish. */
+static int renew_absent_pins(struct k3_trunkd *d, struct k3_err *err)
+{
+    const struct k3_layout *l = &d->layout;
+    uint64_t a = l->align_bytes;
+    int rc = 0;
+
+    for (size_t i = 0; i < l->n_pieces && rc == 0; i++) {
+        uint64_t first = l->start[i] - l->start[i] % a;
+        uint64_t end = (l->start[i] + d->model->pieces[i].len_bytes + a - 1) / a * a;
+
+        if (!l->pinned[i] || atomic_load_explicit(&d->flags[i], memory_order_acquire) == K3_PIECE_VALID)
+            continue;
+        atomic_store_explicit(&d->flags[i], K3_PIECE_ABSENT, memory_order_relaxed);
+        rc = k3_seg_renew(&d->data, first, end - first, err);
+    }
+    return rc;
+}
+
+static int open_data(struct k3_trunkd *d, struct k3_err *err)
+{
+    const char *instance = k3_daemon_instance(d->daemon);
+    int rc = k3_seg_open(&d->data, instance, K3_TRUNK_DATA_SEG, true, err);
+
+    if (rc < 0 && rc != -ENOENT)
+        return rc;
+    if (rc == 0 && data_is_ours(d, &d->data)) {
+        d->taken_over = true;
+        d->owns_names = true;
+    } else {
+        k3_seg_close(&d->data);
+        k3_seg_unlink(instance, K3_TRUNK_DATA_SEG); /* first, so that the two are never held at once */
+        rc = k3_seg_create(&d->data, instance, K3_TRUNK_DATA_SEG, d->layout.data_bytes, err);
+        if (rc < 0)
+            return rc;
+    }
+    d->head = (struct k3_trunk_data *)(void *)d->data.base;
+    d->flags = (_Atomic uint32_t *)(void *)(d->data.base + d->layout.flags_off);
+    if (d->taken_over)
+        return renew_absent_pins(d, err);
+    d->head->magic = K3_TRUNK_DATA_MAGIC;
+    d->head->version = K3_TRUNK_VERSION;
+    memcpy(d->head->layout_digest, d->layout.digest, sizeof(d->head->layout_digest));
+    rc = k3_seg_publish(&d->data, err);
+    d->owns_names = rc == 0;
+    return rc;
+}
+
+/* 2 MiB pages for what direct reads land in, before the first of them (spec/io.md 1).  A ring that was taken over is
+ * left alone until the first seek. */
+static void collapse(struct k3_trunkd *d)
+{
+    const struct k3_layout *l = &d->layout;
+    uint64_t huge_bytes = 0, want = l->ring_off - l->pinned_off;
+
+    if (want)
+        huge_bytes = k3_seg_collapse(d->data.base + l->pinned_off, want);
+    if (!d->taken_over) {
+        huge_bytes += k3_seg_collapse(d->ring, l->ring_bytes);
+        (void)k3_seg_collapse(d->ring + l->ring_bytes, l->ring_bytes);
+        want += l->ring_bytes;
+    }
+    atomic_store_explicit(&d->huge_bytes, huge_bytes, memory_order_relaxed);
+    if (huge_bytes < want)
+        k3_log(K3_LOG_WARN, "small_pages", "huge_bytes=%" PRIu64 " want=%" PRIu64
+               " text=\"direct reads into scattered pages can be much slower\"", huge_bytes, want);
+}
+
+static int open_io(struct k3_trunkd *d, struct k3_err *err)
+{
+    const char *reason = "--io pread";
+    int rc = -ENOSYS;
+
+    if (strcmp(d->opt.io, "pread") != 0) {
+        rc = k3_tio_uring_open(&d->io, d->opt.io_depth);
+        reason = rc < 0 ? strerror(-rc) : "";
+        if (rc < 0 && strcmp(d->opt.io, "uring") == 0)
+            return k3_refuse(err, rc, "--io uring: the kernel refuses io_uring: %s; leave --io at auto", reason);
+    }
+    if (rc < 0) {
+        rc = k3_tio_pread_open(&d->io, d->opt.io_depth);
+        if (rc < 0)
+            return k3_fail(err, rc, "cannot start threads for pread: %s", strerror(-rc));
+    }
+    if (!*reason && atomic_load_explicit(&d->n_files_direct, memory_order_relaxed) == d->n_files_used)
+        return k3_reads_open(d, err);
+    k3_log(K3_LOG_WARN, "io_fallback", "io=%s reason=\"%s\" files=%u files_direct=%u", d->io->ops->name, reason,
+           d->n_files_used, atomic_load_explicit(&d->n_files_direct, memory_order_relaxed));
+    return k3_reads_open(d, err);
+}
+
+static int open_ctl(struct k3_trunkd *d, struct k3_err *err)
+{
+    const struct k3_layout *l = &d->layout;
+    uint64_t table_off = sizeof(struct k3_trunk_ctl);
+    struct k3_trunk_entry *table;
+    int rc = k3_seg_create(&d->ctl_seg, k3_daemon_instance(d->daemon), K3_TRUNK_SEG,
+                           table_off + l->n_pieces * sizeof(struct k3_trunk_entry), err);
+
+    if (rc < 0)
+        return rc;
+    d->ctl = (struct k3_trunk_ctl *)(void *)d->ctl_seg.base;
+    d->ctl->magic = K3_TRUNK_MAGIC;
+    d->ctl->version = K3_TRUNK_VERSION;
+    d->ctl->generation = k3_daemon_generation(d->daemon);
+    d->ctl->align_bytes = l->align_bytes;
+    d->ctl->pass_bytes = l->pass_bytes;
+    d->ctl->ring_bytes = l->ring_bytes;
+    d->ctl->data_bytes = l->data_bytes;
+    d->ctl->n_pieces = l->n_pieces;
+    d->ctl->table_off = table_off;
+    memcpy(d->ctl->model_digest, d->model->digest, sizeof(d->ctl->model_digest));
+    memcpy(d->ctl->layout_digest, l->digest, sizeof(d->ctl->layout_digest));
+    table = (struct k3_trunk_entry *)(void *)(d->ctl_seg.base + table_off);
+    for (size_t i = 0; i < l->n_pieces; i++)
+        table[i] = (struct k3_trunk_entry){ l->start[i], l->pinned[i] };
+    k3_stream_open(d, d->taken_over);
+    return k3_seg_publish(&d->ctl_seg, err);
+}
+
+static void set_gauges(struct k3_trunkd *d)
+{
+    struct k3_stats *s = k3_daemon_stats(d->daemon);
+
+    k3_stat_set(s, K3_TS_PINNED_BYTES, d->layout.pinned_payload_bytes);
+    k3_stat_set(s, K3_TS_RING_BYTES, d->layout.ring_bytes);
+    k3_stat_set(s, K3_TS_STREAM_PASS_BYTES, d->layout.pass_bytes);
+    k3_stat_set(s, K3_TS_RESIDENT_BYTES, d->model->resident_bytes);
+    k3_stat_set(s, K3_TS_HUGE_BYTES, atomic_load_explicit(&d->huge_bytes, memory_order_relaxed));
+}
+
+int k3_trunkd_open(struct k3_trunkd *d, struct k3_err *err)
+{
+    const struct k3_layout *l = &d->layout;
+    int rc = k3_daemon_open(&d->daemon, K3_TRUNKD_NAME, &d->opt.common, k3_trunkd_stats, K3_TS_N, NULL, info, d, err);
+
+    if (rc < 0)
+        return rc;
+    k3_seg_unlink(k3_daemon_instance(d->daemon), K3_TRUNK_SEG); /* a dead predecessor's: nobody should attach to it */
+    rc = open_model(d, err);
+    if (rc == 0)
+        rc = open_layout(d, err);
+    if (rc == 0)
+        rc = k3_tfiles_open(d, err);
+    if (rc == 0)
+        rc = open_data(d, err);
+    if (rc == 0)
+        rc = k3_ring_map(&d->data, l->ring_off, l->ring_bytes, true, &d->ring, err);
+    if (rc == 0)
+        collapse(d);
+    if (rc == 0 && !atomic_load_explicit(&d->head->resident_valid, memory_order_acquire))
+        rc = k3_resident_load(d, err);
+    if (rc == 0)
+        rc = k3_pins_open(d, err);
+    if (rc == 0)
+        rc = open_io(d, err);
+    if (rc == 0)
+        rc = open_ctl(d, err);
+    if (rc < 0)
+        return rc;
+    set_gauges(d);
+    set_opened(d, true);
+    k3_log(K3_LOG_INFO, "trunk_open", "generation=%u pieces=%zu pinned=%zu pinned_bytes=%" PRIu64 " ring_bytes=%" PRIu64
+           " stream_pass_bytes=%" PRIu64 " io=%s files=%u files_direct=%u huge_bytes=%" PRIu64 " taken_over=%d",
+           k3_daemon_generation(d->daemon), l->n_pieces, l->n_pinned, l->pinned_payload_bytes, l->ring_bytes,
+           l->pass_bytes, d->io->ops->name, d->n_files_used,
+           atomic_load_explicit(&d->n_files_direct, memory_order_relaxed),
+           atomic_load_explicit(&d->huge_bytes, memory_order_relaxed), d->taken_over);
+    return 0;
+}
+
+void k3_trunkd_close(struct k3_trunkd *d)
+{
+    bool keep = d->daemon && k3_daemon_keep(d->daemon);
+
+    set_opened(d, false);
+    if (d->io)
+        d->io->ops->close(d->io); /* before anything that its reads land in */
+    if (d->daemon && d->owns_names) {
+        k3_seg_unlink(k3_daemon_instance(d->daemon), K3_TRUNK_SEG);
+        if (!keep)
+            k3_seg_unlink(k3_daemon_instance(d->daemon), K3_TRUNK_DATA_SEG);
+    }
+    d->io = NULL;
+    k3_reads_close(d);
+    k3_pins_close(d);
+    if (d->ring)
+        k3_ring_unmap(d->ring, d->layout.ring_bytes);
+    d->ring = NULL;
+    k3_seg_close(&d->ctl_seg);
+    k3_seg_close(&d->data);
+    if (d->model)
+        k3_tfiles_close(d);
+    k3_runs_free(&d->runs);
+    k3_layout_free(&d->layout);
+    k3_model_close(d->model);
+    d->model = NULL;
+    k3_daemon_close(d->daemon); /* last: the lock says that nothing is held any more */
+    d->daemon = NULL;
+}

@@ -1,0 +1,73 @@
+/* The loop: seeks, reads to begin, reads that end, and sleep in between. */
+#include "k3-trunkd/trunkd.h"
+
+/* How many reads may be in flight now. */
+static unsigned depth_now(const struct k3_trunkd *d)
+{
+    /* One and not none, so that nothing can hang on a hint (spec/io.md 5). */
+    if (d->opt.shared_drive &&
+        atomic_load_explicit(&d->ctl->b.blocked_on_expert, memory_order_relaxed))
+        return 1;
+    return d->opt.io_depth;
+}
+
+/* Begins reads in the order in which computed will want the bytes: the stream, and before it the pins that come earlier in
+ * the schedule.  While the ring is full pins go ahead. */
+static void begin_reads(struct k3_trunkd *d)
+{
+    unsigned depth = depth_now(d);
+    bool full = false;
+
+    while (d->n_in_flight < depth) {
+        struct k3_block block;
+        struct k3_read *r;
+        uint64_t pin_pass;
+        uint32_t pin_piece;
+        bool room = false;
+        bool stream = k3_stream_peek(d, &block, &room);
+        bool pin = k3_pins_peek(d, &pin_pass, &pin_piece);
+
+        full = stream && !room;
+        if (pin && stream && room)
+            pin = pin_pass < block.pass || (pin_pass == block.pass && pin_piece < block.piece);
+        if (!pin && !(stream && room))
+            break;
+        r = k3_read_take(d);
+        if (!r) /* finished ones still wait for an older one */
+            break;
+        if (pin)
+            k3_pins_start(d, r);
+        else
+            k3_stream_start(d, r, &block);
+    }
+    k3_stream_full(d, full && d->n_in_flight == 0);
+}
+
+int k3_trunkd_serve(struct k3_trunkd *d, struct k3_err *err)
+{
+    struct k3_trunk_line_a *a = &d->ctl->a;
+    struct k3_trunk_line_b *b = &d->ctl->b;
+    int rc = 0;
+
+    k3_daemon_ready(d->daemon);
+    while (rc == 0 && !k3_daemon_stopping(d->daemon)) {
+        uint32_t seen = k3_bell_news(&b->bell); /* before the conditions are looked at */
+
+        k3_daemon_beat(d->daemon);
+        k3_stream_seek(d);
+        begin_reads(d);
+        if (d->news) {
+            d->news = false;
+            k3_bell_ring(&a->bell, &b->sleepers);
+        }
+        if (d->n_in_flight > 0)
+            rc = k3_reads_wait(d, err);
+        else
+            (void)k3_bell_wait(&b->bell, &a->sleepers, seen, K3_TICK_NS);
+        if (d->news) {
+            d->news = false;
+            k3_bell_ring(&a->bell, &b->sleepers);
+        }
+    }
+    return rc;
+}
