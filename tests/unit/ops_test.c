@@ -18,7 +18,7 @@
 #define REL 2e-6
 #define NEAR(got, want, n, what) K3_ASSERT_NEAR(got, want, n, ABS, REL, k->name, what)
 #define EACH_SET(k)                                                                                \
-    for (const struct k3_kernels *k, **at = sets; at < sets + n_sets && (k = *at, 1); at++)
+    for (const struct k3_kernels *k, **set_ = sets; set_ < sets + n_sets && (k = *set_, 1); set_++)
 
 static const struct k3_kernels *sets[3];
 static size_t n_sets;
