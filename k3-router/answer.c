@@ -1,0 +1,87 @@
+#include "k3-router/answer.h"
+
+#include <errno.h>
+
+/* New response or raw text that has passed the stop texts. */
+static int show(struct k3_answer *a)
+{
+    int rc = k3_buf_append(&a->text, a->shown.bytes, a->shown.len_bytes);
+
+    if (rc == 0 && a->shown.len_bytes && a->fn)
+        rc = a->fn(a->arg, K3_OUT_RESPONSE, a->shown.bytes, a->shown.len_bytes);
+    a->shown.len_bytes = 0;
+    return rc;
+}
+
+static int on_text(void *arg, enum k3_channel channel, const char *text, size_t len_bytes)
+{
+    struct k3_answer *a = arg;
+    int rc;
+
+    if (channel == K3_OUT_THINK) {
+        rc = k3_buf_append(&a->thinking, text, len_bytes);
+        return rc == 0 && a->fn ? a->fn(a->arg, channel, text, len_bytes) : rc;
+    }
+    rc = k3_stop_feed(&a->stop, text, len_bytes, &a->shown);
+    return rc < 0 ? rc : show(a);
+}
+
+void k3_answer_open(struct k3_answer *a, const struct k3_tokenizer *t, enum k3_answer_mode mode, bool thinking,
+                    const char *const *stop, size_t n_stop, k3_out_fn *fn, void *arg)
+{
+    *a = (struct k3_answer){ .t = t, .mode = mode, .stop = { .text = stop, .n = n_stop }, .fn = fn, .arg = arg };
+    if (mode == K3_ANSWER_CHAT)
+        k3_out_open(&a->out, t, thinking, on_text, a);
+}
+
+int k3_answer_feed(struct k3_answer *a, uint32_t id)
+{
+    size_t len_bytes = 0, n;
+    const char *bytes;
+    int rc = 0;
+
+    if (a->mode == K3_ANSWER_CHAT) {
+        rc = k3_out_feed(&a->out, id);
+    } else if (a->t) {
+        bytes = k3_tokenizer_bytes(a->t, id, &len_bytes);
+        if (!bytes)
+            return -EINVAL;
+        if (id < k3_tokenizer_base(a->t)) /* special ids have no text */
+            rc = k3_utf8_feed(&a->utf8, bytes, len_bytes, &a->scratch);
+        n = a->scratch.len_bytes;
+        a->scratch.len_bytes = 0;
+        if (rc == 0 && n)
+            rc = on_text(a, K3_OUT_RESPONSE, a->scratch.bytes, n);
+    }
+    return rc < 0 ? rc : a->stop.hit;
+}
+
+int k3_answer_finish(struct k3_answer *a)
+{
+    int rc = 0;
+    size_t n;
+
+    if (a->mode == K3_ANSWER_CHAT) {
+        rc = k3_out_finish(&a->out);
+    } else {
+        rc = k3_utf8_flush(&a->utf8, &a->scratch);
+        n = a->scratch.len_bytes;
+        a->scratch.len_bytes = 0;
+        if (rc == 0 && n)
+            rc = on_text(a, K3_OUT_RESPONSE, a->scratch.bytes, n);
+    }
+    if (rc == 0)
+        rc = k3_stop_flush(&a->stop, &a->shown);
+    return rc < 0 ? rc : show(a);
+}
+
+void k3_answer_close(struct k3_answer *a)
+{
+    if (a->mode == K3_ANSWER_CHAT)
+        k3_out_close(&a->out);
+    k3_stop_free(&a->stop);
+    k3_buf_free(&a->text);
+    k3_buf_free(&a->thinking);
+    k3_buf_free(&a->scratch);
+    k3_buf_free(&a->shown);
+}

@@ -1,0 +1,33 @@
+/* k3-router/answer.h: from generated ids to what a person sees: the channels of a chat answer, or the plain text of a
+ * raw one; whole characters; stop texts. */
+#ifndef K3_ROUTER_ANSWER_H
+#define K3_ROUTER_ANSWER_H
+
+#include <stdbool.h>
+
+#include "ipc/err.h"
+#include "k3-router/chat.h"
+#include "k3-router/stop.h"
+
+enum k3_answer_mode { K3_ANSWER_CHAT, K3_ANSWER_RAW, K3_ANSWER_IDS };
+
+struct k3_answer {
+    const struct k3_tokenizer *t; /* NULL only with K3_ANSWER_IDS: there is no text then */
+    enum k3_answer_mode mode;
+    struct k3_out out;            /* chat */
+    struct k3_utf8_stream utf8;   /* raw, ids */
+    struct k3_stop stop;
+    struct k3_buf text, thinking; /* all of it */
+    struct k3_buf scratch, shown;
+    k3_out_fn *fn;                /* told of every new text; may be NULL */
+    void *arg;
+};
+/* thinking: the generation prompt has opened the think channel.  stop texts are borrowed; they apply to the response. */
+void k3_answer_open(struct k3_answer *a, const struct k3_tokenizer *t, enum k3_answer_mode mode, bool thinking,
+                    const char *const *stop, size_t n_stop, k3_out_fn *fn, void *arg);
+/* 1 after a stop text, 0, or negative. */
+int k3_answer_feed(struct k3_answer *a, uint32_t id);
+int k3_answer_finish(struct k3_answer *a); /* once, when no more ids come */
+void k3_answer_close(struct k3_answer *a);
+
+#endif

@@ -1,0 +1,263 @@
+/* One request and its answer: parameters from the options and the model, text to stdout as it comes, the JSON object. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "ipc/daemon.h"
+#include "k3-router/router.h"
+
+#define DEFAULT_MAX_TOKENS 4096u /* when k3-computed does not say how long a sequence may be */
+#define DIM "\033[2m"
+#define UNDIM "\033[0m"
+
+int k3_exchange_prompt(const struct k3_router *r, const char *text, size_t len_bytes, struct k3_ids *out,
+                       struct k3_err *err)
+{
+    struct k3_text user = { text, len_bytes }, system = { r->opt.system, r->opt.system ? strlen(r->opt.system) : 0 };
+    struct k3_chat_message m[2] = { { .role = K3_CHAT_SYSTEM, .parts = &system, .n_parts = 1 },
+                                    { .role = K3_CHAT_USER, .parts = &user, .n_parts = 1 } };
+    struct k3_chat_opts o = { .thinking = r->thinking, .effort = r->gen.effort };
+
+    if (r->mode == K3_ANSWER_RAW)
+        return k3_tokenizer_encode(r->t, text, len_bytes, out, err);
+    return r->opt.system ? k3_chat_render(r->chat, m, 2, &o, out, err)
+                         : k3_chat_render(r->chat, m + 1, 1, &o, out, err);
+}
+
+/* The ids that end an answer: those of generation_config.json and, with a tokenizer, [EOS] and <|end_of_msg|>. */
+static int stop_ids(const struct k3_router *r, struct k3_ids *out, struct k3_err *err)
+{
+    int rc = k3_ids_append(out, r->gen.eos.id, r->gen.eos.n);
+
+    for (uint32_t above = K3_SP_EOS; r->t && above <= K3_SP_END_OF_MSG && rc == 0; above++) {
+        uint32_t id = k3_tokenizer_base(r->t) + above;
+        size_t i = 0;
+        while (i < out->n && out->id[i] != id)
+            i++;
+        if (i == out->n)
+            rc = k3_ids_push(out, id);
+    }
+    return rc < 0 ? k3_fail(err, rc, "request: no memory") : 0;
+}
+
+static int parameters(const struct k3_router *r, size_t n_prompt, struct k3_ask_params *p, struct k3_err *err)
+{
+    const struct k3_router_opts *o = &r->opt;
+    bool greedy = r->mode != K3_ANSWER_CHAT;
+
+    p->temperature = o->temperature >= 0 ? o->temperature : greedy ? 0 : r->gen.temperature;
+    p->top_p = o->top_p > 0 ? o->top_p : r->gen.top_p;
+    p->min_p = o->min_p >= 0 ? o->min_p : r->gen.min_p;
+    p->top_k = o->top_k != UINT32_MAX ? o->top_k : r->gen.top_k;
+    p->logits = o->logits != NULL;
+    p->max_tokens = o->max_tokens;
+    if (!p->max_tokens) /* a prompt that fills the context is refused by k3-computed, with both numbers */
+        p->max_tokens = !r->ctx ? DEFAULT_MAX_TOKENS : n_prompt < r->ctx ? r->ctx - n_prompt : 1;
+    if (o->seed)
+        return k3_parse_u64(o->seed, 0, UINT64_MAX, &p->seed);
+    if (getrandom(&p->seed, sizeof(p->seed), 0) != (ssize_t)sizeof(p->seed))
+        return k3_fail(err, -errno, "seed: getrandom: %s", strerror(errno));
+    return 0;
+}
+
+/* ---- showing ---- */
+
+static int show(void *arg, enum k3_channel channel, const char *text, size_t len_bytes)
+{
+    struct k3_exchange *x = arg;
+    int rc = 0;
+
+    if (!x->live || (channel == K3_OUT_THINK && !x->thinking_live))
+        return 0;
+    k3_progress_erase(x->progress);
+    if (x->thinking_live && channel != x->shown) /* dimmed thinking ends with a line of its own */
+        rc = channel == K3_OUT_THINK ? k3_router_write(DIM, strlen(DIM))
+                                     : k3_router_write(UNDIM "\n\n", strlen(UNDIM "\n\n"));
+    x->shown = channel;
+    if (rc == 0)
+        rc = k3_router_write(text, len_bytes);
+    x->line_open = true;
+    return rc;
+}
+
+static int on_token(void *arg, uint32_t token)
+{
+    struct k3_exchange *x = arg;
+
+    return k3_answer_feed(&x->answer, token);
+}
+
+static void on_progress(void *arg, const struct k3_ask_progress *p)
+{
+    struct k3_exchange *x = arg;
+
+    if (!x->line_open || x->ask.generated.n == 0)
+        k3_progress_show(x->progress, p, x->ask.generated.n);
+}
+
+static void on_notice(void *arg, const char *line)
+{
+    struct k3_exchange *x = arg;
+
+    k3_progress_erase(x->progress);
+    fprintf(stderr, "%sk3-router: %s\n", x->line_open && isatty(STDERR_FILENO) ? "\n" : "", line);
+}
+
+static int on_logits(void *arg, const void *bytes, size_t len_bytes)
+{
+    struct k3_exchange *x = arg;
+    const char *p = bytes;
+    int fd = open(x->r->opt.logits, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), rc = fd < 0 ? -errno : 0;
+
+    while (rc == 0 && len_bytes) {
+        ssize_t n = write(fd, p, len_bytes);
+        if (n < 0 && errno != EINTR)
+            rc = -errno;
+        if (n > 0) {
+            p += n;
+            len_bytes -= (size_t)n;
+        }
+    }
+    if (fd >= 0 && close(fd) < 0 && rc == 0)
+        rc = -errno;
+    if (rc < 0)
+        fprintf(stderr, "k3-router: --logits %s: %s\n", x->r->opt.logits, strerror(-rc));
+    return rc;
+}
+
+static bool interrupted(void *arg)
+{
+    const struct k3_exchange *x = arg;
+
+    return x->stops_at_interrupt && k3_router_interrupts != 0;
+}
+
+/* ---- life ---- */
+
+int k3_exchange_new(struct k3_exchange *x, struct k3_router *r, struct k3_ids *prompt, struct k3_err *err)
+{
+    static const char *const mode[] = { "chat", "raw", "ids" };
+    struct k3_ask_params p = { 0 };
+    struct k3_ids stop = { 0 };
+    cJSON *shown, *texts;
+    int rc;
+
+    *x = (struct k3_exchange){ .r = r, .ask = K3_ASK_INIT, .shown = K3_OUT_RESPONSE };
+    k3_answer_open(&x->answer, r->t, r->mode, r->thinking, r->opt.stop.item, r->opt.stop.n, show, x);
+    rc = parameters(r, prompt->n, &p, err);
+    if (rc == 0)
+        rc = stop_ids(r, &stop, err);
+    if (rc == 0) {
+        shown = cJSON_CreateObject();
+        texts = cJSON_AddArrayToObject(shown, "stop");
+        cJSON_AddStringToObject(shown, "mode", mode[r->mode]);
+        cJSON_AddBoolToObject(shown, "thinking", r->mode == K3_ANSWER_CHAT && r->thinking);
+        cJSON_AddStringToObject(shown, "model", r->model_dir);
+        for (size_t i = 0; i < r->opt.stop.n; i++)
+            cJSON_AddItemToArray(texts, cJSON_CreateString(r->opt.stop.item[i]));
+        rc = k3_ask_new(&x->ask, prompt, &p, stop.id, stop.n, shown, r->state_dir, err);
+    }
+    k3_ids_free(&stop);
+    k3_ids_free(prompt);
+    return rc;
+}
+
+int k3_exchange_resume(struct k3_exchange *x, struct k3_router *r, const char *id, struct k3_err *err)
+{
+    const cJSON *shown, *mode, *model, *text;
+    bool thinking;
+    int rc;
+
+    *x = (struct k3_exchange){ .r = r, .shown = K3_OUT_RESPONSE };
+    rc = k3_ask_resume(&x->ask, id, r->state_dir, err);
+    if (rc < 0)
+        return rc;
+    shown = k3_ask_shown(&x->ask);
+    mode = cJSON_GetObjectItemCaseSensitive(shown, "mode");
+    if (!cJSON_IsString(mode))
+        return k3_refuse(err, -EINVAL, "journal %s: its head does not say how the answer is shown", x->ask.journal.path);
+    r->mode = strcmp(mode->valuestring, "chat") == 0  ? K3_ANSWER_CHAT
+              : strcmp(mode->valuestring, "raw") == 0 ? K3_ANSWER_RAW
+                                                      : K3_ANSWER_IDS;
+    model = cJSON_GetObjectItemCaseSensitive(shown, "model");
+    snprintf(r->model_dir, sizeof(r->model_dir), "%s",
+             r->opt.model ? r->opt.model : cJSON_IsString(model) ? model->valuestring : "");
+    rc = k3_router_open_model(r, err);
+    if (rc < 0)
+        return rc;
+    thinking = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(shown, "thinking"));
+    r->opt.stop.n = 0;
+    cJSON_ArrayForEach(text, cJSON_GetObjectItemCaseSensitive(shown, "stop"))
+        if (cJSON_IsString(text) && r->opt.stop.n < sizeof(r->opt.stop.item) / sizeof(r->opt.stop.item[0]))
+            r->opt.stop.item[r->opt.stop.n++] = text->valuestring;
+    k3_answer_open(&x->answer, r->t, r->mode, thinking, r->opt.stop.item, r->opt.stop.n, show, x);
+    return 0;
+}
+
+int k3_exchange_run(struct k3_exchange *x, struct k3_err *err)
+{
+    const struct k3_router_opts *o = &x->r->opt;
+    struct k3_ask_hooks hooks = { .arg = x, .token = on_token, .notice = on_notice, .interrupted = interrupted,
+                                  .logits = o->logits ? on_logits : NULL,
+                                  .progress = x->progress ? on_progress : NULL };
+    struct k3_ask_peer peer = { x->r->rundir, o->instance, o->wait_s };
+    int rc = k3_ask_run(&x->ask, &peer, &hooks, err), flush;
+
+    flush = k3_answer_finish(&x->answer);
+    k3_progress_erase(x->progress);
+    if (x->live && x->thinking_live && x->shown == K3_OUT_THINK)
+        k3_router_write(UNDIM, strlen(UNDIM));
+    if (rc == 0 && flush < 0)
+        rc = k3_fail(err, flush, "showing the end of the answer: %s", strerror(-flush));
+    return rc;
+}
+
+static double seconds(uint64_t from_ns, uint64_t to_ns)
+{
+    return from_ns && to_ns > from_ns ? (double)(to_ns - from_ns) / 1e9 : 0;
+}
+
+int k3_exchange_json(const struct k3_exchange *x, long long index, const struct k3_err *err, struct k3_buf *out)
+{
+    const struct k3_ask *a = &x->ask;
+    double first = seconds(a->start_ns, a->first_ns), all = seconds(a->start_ns, a->end_ns ? a->end_ns : k3_now_ns());
+    double decode = all - first;
+    int rc = k3_buf_puts(out, "{");
+
+    if (index >= 0)
+        rc |= k3_buf_printf(out, "\"index\":%lld,", index);
+    rc |= k3_buf_printf(out, "\"id\":\"%s\",\"prompt_ids\":", a->id);
+    rc |= k3_buf_json_ids(out, &a->prompt);
+    rc |= k3_buf_puts(out, ",\"generated_ids\":");
+    rc |= k3_buf_json_ids(out, &a->generated);
+    if (x->answer.t) {
+        rc |= k3_buf_puts(out, ",\"text\":");
+        rc |= k3_buf_json(out, x->answer.text.bytes, x->answer.text.len_bytes);
+    }
+    if (x->answer.mode == K3_ANSWER_CHAT) {
+        rc |= k3_buf_puts(out, ",\"thinking\":");
+        rc |= k3_buf_json(out, x->answer.thinking.bytes, x->answer.thinking.len_bytes);
+    }
+    rc |= k3_buf_printf(out, ",\"finish_reason\":\"%s\"", err && err->code ? "error" : k3_ask_end_name(a->end));
+    if (a->stop_id >= 0)
+        rc |= k3_buf_printf(out, ",\"stop_id\":%lld", (long long)a->stop_id);
+    if (err && err->code) {
+        rc |= k3_buf_printf(out, ",\"code\":%d,\"error\":", err->exit_status);
+        rc |= k3_buf_json(out, err->text, k3_utf8_check(err->text, strlen(err->text)));
+    }
+    rc |= k3_buf_printf(out, ",\"seed\":\"%llu\",\"temperature\":%.10g,\"timing\":{\"first_token_s\":%.6f,\"total_s\":%.6f,"
+                        "\"prompt_tokens\":%zu,\"generated_tokens\":%zu,\"tokens_per_s\":%.3f}}",
+                        (unsigned long long)a->params.seed, a->params.temperature, first, all, a->prompt.n,
+                        a->generated.n, a->first_ns && decode > 0 ? (double)(a->generated.n - 1) / decode : 0.0);
+    return rc ? -ENOMEM : 0;
+}
+
+void k3_exchange_close(struct k3_exchange *x)
+{
+    k3_answer_close(&x->answer);
+    k3_ask_free(&x->ask);
+}

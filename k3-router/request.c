@@ -1,0 +1,494 @@
+#include "k3-router/request.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "ipc/daemon.h"
+#include "ipc/msg.h"
+#include "ipc/parse.h"
+#include "shm/segment.h"
+
+#define CALL_MS 5000       /* for an answer that is due at once */
+#define POLL_MS 250        /* so that an interrupt is seen within it */
+#define RETRY_NS 100000000 /* between two tries to reach computed */
+
+static const char *const end_names[] = { "running", "stop", "length", "cancelled" };
+
+const char *k3_ask_end_name(enum k3_ask_end end)
+{
+    return end_names[end];
+}
+
+static enum k3_ask_end end_of(const char *name)
+{
+    for (int i = K3_ASK_STOP; i <= K3_ASK_CANCELLED; i++)
+        if (strcmp(name, end_names[i]) == 0)
+            return (enum k3_ask_end)i;
+    return K3_ASK_RUNNING;
+}
+
+/* cJSON would make an array of a million ids a million objects; a raw string of the numbers is one. */
+static bool add_ids(cJSON *to, const char *key, const uint32_t *id, size_t n)
+{
+    struct k3_ids view = { (uint32_t *)id, n, n };
+    struct k3_buf b = { 0 };
+    bool ok = k3_buf_json_ids(&b, &view) == 0 && k3_buf_append(&b, "", 1) == 0 &&
+              cJSON_AddRawToObject(to, key, b.bytes) != NULL;
+
+    k3_buf_free(&b);
+    return ok;
+}
+
+int k3_ask_new(struct k3_ask *a, struct k3_ids *prompt, const struct k3_ask_params *p, const uint32_t *stop_ids,
+               size_t n_stop_ids, cJSON *shown, const char *state_dir, struct k3_err *err)
+{
+    char seed[24];
+    cJSON *s = cJSON_CreateObject();
+
+    *a = (struct k3_ask)K3_ASK_INIT;
+    a->head = cJSON_CreateObject();
+    a->submit = s;
+    a->params = *p;
+    a->prompt = *prompt;
+    *prompt = (struct k3_ids){ 0 };
+    k3_journal_new_id(a->id);
+    snprintf(seed, sizeof(seed), "%llu", (unsigned long long)p->seed);
+    cJSON_AddItemToObject(a->head, "submit", s);
+    cJSON_AddItemToObject(a->head, "shown", shown);
+    cJSON_AddStringToObject(s, "cmd", "submit");
+    cJSON_AddStringToObject(s, "id", a->id);
+    cJSON_AddNumberToObject(s, "max_tokens", (double)p->max_tokens);
+    cJSON_AddNumberToObject(s, "temperature", p->temperature);
+    cJSON_AddNumberToObject(s, "top_p", p->top_p);
+    cJSON_AddNumberToObject(s, "top_k", p->top_k);
+    cJSON_AddNumberToObject(s, "min_p", p->min_p);
+    cJSON_AddStringToObject(s, "seed", seed);
+    cJSON_AddBoolToObject(s, "logits", p->logits);
+    if (!add_ids(s, "stop_ids", stop_ids, n_stop_ids) || !add_ids(s, "prompt_ids", a->prompt.id, a->prompt.n))
+        return k3_fail(err, -ENOMEM, "request: no memory for %zu ids", a->prompt.n);
+    return k3_journal_create(&a->journal, state_dir, a->id, a->head, err);
+}
+
+static bool get_number(const cJSON *o, const char *key, double min, double max, double *out)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(o, key);
+
+    if (!cJSON_IsNumber(v) || !(v->valuedouble >= min && v->valuedouble <= max))
+        return false;
+    *out = v->valuedouble;
+    return true;
+}
+
+static bool get_ids(const cJSON *array, struct k3_ids *out)
+{
+    const cJSON *v;
+
+    if (!cJSON_IsArray(array))
+        return false;
+    cJSON_ArrayForEach(v, array)
+        if (!cJSON_IsNumber(v) || !(v->valuedouble >= 0 && v->valuedouble <= UINT32_MAX) ||
+            k3_ids_push(out, (uint32_t)v->valuedouble) < 0)
+            return false;
+    return true;
+}
+
+int k3_ask_resume(struct k3_ask *a, const char *id, const char *state_dir, struct k3_err *err)
+{
+    struct k3_journal_data data;
+    const cJSON *seed;
+    double max_tokens = 0, top_k = 0;
+    struct k3_ask_params *p = &a->params;
+    int rc;
+
+    *a = (struct k3_ask)K3_ASK_INIT;
+    rc = k3_journal_open(&a->journal, state_dir, id, &data, err);
+    if (rc < 0)
+        return rc;
+    strcpy(a->id, id);
+    a->resumed = true;
+    a->head = data.head;
+    a->generated = data.generated;
+    a->end = data.end[0] ? end_of(data.end) : K3_ASK_RUNNING;
+    a->stop_id = data.stop_id;
+    a->submit = cJSON_GetObjectItemCaseSensitive(a->head, "submit");
+    seed = cJSON_GetObjectItemCaseSensitive(a->submit, "seed");
+    if (!get_ids(cJSON_GetObjectItemCaseSensitive(a->submit, "prompt_ids"), &a->prompt) || a->prompt.n == 0 ||
+        !get_number(a->submit, "max_tokens", 1, UINT32_MAX, &max_tokens) ||
+        !get_number(a->submit, "temperature", 0, 1e9, &p->temperature) ||
+        !get_number(a->submit, "top_p", 0, 1, &p->top_p) || !get_number(a->submit, "min_p", 0, 1, &p->min_p) ||
+        !get_number(a->submit, "top_k", 0, UINT32_MAX, &top_k) || !cJSON_IsString(seed) ||
+        k3_parse_u64(seed->valuestring, 0, UINT64_MAX, &p->seed) < 0)
+        return k3_refuse(err, -EINVAL, "journal %s: its head lacks a parameter of the request", a->journal.path);
+    p->max_tokens = (uint64_t)max_tokens;
+    p->top_k = (uint32_t)top_k;
+    return 0;
+}
+
+const cJSON *k3_ask_shown(const struct k3_ask *a)
+{
+    return cJSON_GetObjectItemCaseSensitive(a->head, "shown");
+}
+
+void k3_ask_free(struct k3_ask *a)
+{
+    k3_journal_close(&a->journal);
+    cJSON_Delete(a->head);
+    k3_ids_free(&a->prompt);
+    k3_ids_free(&a->generated);
+    *a = (struct k3_ask)K3_ASK_INIT;
+}
+
+/* ---- the run ---- */
+
+struct run {
+    struct k3_ask *a;
+    const struct k3_ask_peer *peer;
+    const struct k3_ask_hooks *h;
+    struct k3_client *client;
+    uint64_t lost_ns;      /* since when nobody answers; 0 = somebody does */
+    bool submitted;        /* once, by this run */
+    bool contact;          /* somebody has answered this run */
+    bool noticed;          /* the outage has had its line */
+    double from, progress; /* of poll */
+};
+
+static bool interrupted(const struct run *r)
+{
+    return r->h->interrupted && r->h->interrupted(r->h->arg);
+}
+
+static void notice(struct run *r, const char *what)
+{
+    char line[256];
+
+    if (r->noticed || !r->h->notice)
+        return;
+    r->noticed = true;
+    snprintf(line, sizeof(line), "k3-computed %s; %zu tokens are safe", what, r->a->generated.n);
+    r->h->notice(r->h->arg, line);
+}
+
+/* Nobody answered.  0: try again.  Negative: give up. */
+static int lost(struct run *r, struct k3_err *err)
+{
+    static const struct timespec pause = { 0, RETRY_NS };
+    const struct k3_ask_peer *p = r->peer;
+    int code = err->code;
+    bool alive = k3_lock_alive(p->rundir, "computed");
+
+    if (!r->contact && !alive)
+        return k3_no_peer(err, code, "k3-computed of instance \"%s\" is not running (nobody serves %s/computed.sock);"
+                          " start it with: run/k3-run up --instance %s", p->instance, p->rundir, p->instance);
+    if (code == -ETIMEDOUT && alive) /* it is only busy: never acted on */
+        return 0;
+    if (r->lost_ns == 0)
+        r->lost_ns = k3_now_ns();
+    if (!alive)
+        notice(r, "went away; waiting for it");
+    if (k3_now_ns() - r->lost_ns >= p->wait_s * 1000000000ull)
+        return k3_no_peer(err, code, "k3-computed of instance \"%s\" did not come back within %u s; start it with: "
+                          "run/k3-run up --instance %s, then go on with: k3-router --resume %s", p->instance, p->wait_s,
+                          p->instance, r->a->id);
+    nanosleep(&pause, NULL);
+    return 0;
+}
+
+/* A reply with ok false, as an error of ours. */
+static int refused(const cJSON *reply, struct k3_err *err)
+{
+    const cJSON *text = cJSON_GetObjectItemCaseSensitive(reply, "error");
+    double code = K3_EXIT_FAILED;
+
+    get_number(reply, "code", 1, 4, &code);
+    k3_fail(err, -EREMOTEIO, "k3-computed: %s", cJSON_IsString(text) ? text->valuestring : "refused without words");
+    err->exit_status = (int)code;
+    return err->code;
+}
+
+static bool is_ok(const cJSON *reply)
+{
+    return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(reply, "ok"));
+}
+
+/* One call; *reply is NULL when nobody answered and it is to be tried again. */
+static int call(struct run *r, const cJSON *request, int timeout_ms, cJSON **reply, struct k3_err *err)
+{
+    int rc = k3_client_call(r->client, request, timeout_ms, reply, err);
+
+    if (rc == 0) {
+        r->lost_ns = 0;
+        r->contact = true;
+        return 0;
+    }
+    *reply = NULL;
+    return err->exit_status == K3_EXIT_NO_PEER ? lost(r, err) : rc;
+}
+
+/* *due: stays true when nobody answered and it is to be tried again. */
+static int submit(struct run *r, bool *due, struct k3_err *err)
+{
+    struct k3_ask *a = r->a;
+    cJSON *reply = NULL;
+    int rc = 0;
+
+    cJSON_DeleteItemFromObjectCaseSensitive(a->submit, "generated_ids");
+    if (a->generated.n && !add_ids(a->submit, "generated_ids", a->generated.id, a->generated.n))
+        return k3_fail(err, -ENOMEM, "request: no memory for %zu ids", a->generated.n);
+    if (a->has_logits)
+        cJSON_ReplaceItemInObjectCaseSensitive(a->submit, "logits", cJSON_CreateFalse());
+    rc = call(r, a->submit, CALL_MS, &reply, err);
+    if (rc == 0 && reply && !is_ok(reply))
+        rc = refused(reply, err);
+    if (rc == 0 && reply) {
+        r->submitted = true;
+        r->noticed = false;
+        r->from = 0;
+        r->progress = 0;
+        *due = false;
+    }
+    cJSON_Delete(reply);
+    return rc;
+}
+
+/* cancel, forget: one try, the answer does not matter. */
+static void tell(struct run *r, const char *cmd)
+{
+    cJSON *request = cJSON_CreateObject(), *reply = NULL;
+
+    cJSON_AddStringToObject(request, "cmd", cmd);
+    cJSON_AddStringToObject(request, "id", r->a->id);
+    k3_client_call(r->client, request, CALL_MS, &reply, NULL);
+    cJSON_Delete(reply);
+    cJSON_Delete(request);
+}
+
+static int finish(struct run *r, enum k3_ask_end end, int64_t stop_id, struct k3_err *err)
+{
+    int rc = k3_journal_end(&r->a->journal, k3_ask_end_name(end), stop_id, err);
+
+    r->a->end = end;
+    r->a->stop_id = stop_id;
+    r->a->end_ns = k3_now_ns();
+    return rc;
+}
+
+static int take_token(struct run *r, const cJSON *event, struct k3_err *err)
+{
+    struct k3_ask *a = r->a;
+    double index, token;
+    int rc;
+
+    if (!get_number(event, "index", 0, UINT32_MAX, &index) || !get_number(event, "token", 0, UINT32_MAX, &token))
+        return k3_fail(err, -EPROTO, "k3-computed: a token event without index or token");
+    if (index < (double)a->generated.n) {
+        if (a->generated.id[(size_t)index] != (uint32_t)token)
+            return k3_untrusted(err, -EPROTO, "request %s: token %.0f is %.0f now and was %u before a restart", a->id, index,
+                                token, a->generated.id[(size_t)index]);
+        return 0;
+    }
+    if (index > (double)a->generated.n)
+        return k3_fail(err, -EPROTO, "k3-computed: token %.0f where %zu is due", index, a->generated.n);
+    rc = k3_journal_token(&a->journal, a->generated.n, (uint32_t)token, err);
+    if (rc == 0 && (rc = k3_ids_push(&a->generated, (uint32_t)token)) < 0)
+        k3_fail(err, rc, "request: no memory");
+    if (rc < 0)
+        return rc;
+    if (!a->first_ns)
+        a->first_ns = k3_now_ns();
+    rc = r->h->token(r->h->arg, (uint32_t)token);
+    if (rc > 0) {
+        tell(r, "cancel");
+        return finish(r, K3_ASK_STOP, -1, err);
+    }
+    return rc < 0 ? k3_fail(err, rc, "request: showing token %zu failed", a->generated.n - 1) : 0;
+}
+
+static int base64_digit(char c)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const char *p = c ? strchr(digits, c) : NULL;
+
+    return p ? (int)(p - digits) : -1;
+}
+
+static int take_logits(struct run *r, const cJSON *event, struct k3_err *err)
+{
+    const cJSON *text = cJSON_GetObjectItemCaseSensitive(event, "base64");
+    struct k3_buf b = { 0 };
+    uint32_t bits = 0, n_bits = 0;
+    double n;
+    int rc = 0;
+
+    if (!cJSON_IsString(text) || !get_number(event, "n", 1, UINT32_MAX, &n))
+        return k3_fail(err, -EPROTO, "k3-computed: a logits event without n or base64");
+    for (const char *p = text->valuestring; *p && *p != '=' && rc == 0; p++) {
+        int d = base64_digit(*p);
+        if (d < 0)
+            rc = -EPROTO;
+        bits = bits << 6 | (uint32_t)d;
+        n_bits += 6;
+        if (n_bits >= 8 && rc == 0) {
+            char byte = (char)(bits >> (n_bits -= 8));
+            rc = k3_buf_append(&b, &byte, 1);
+        }
+    }
+    if (rc < 0 || b.len_bytes != (size_t)n * sizeof(float))
+        rc = k3_fail(err, -EPROTO, "k3-computed: %zu bytes of logits where %.0f floats are due", b.len_bytes, n);
+    else if (!r->a->has_logits && r->h->logits && (rc = r->h->logits(r->h->arg, b.bytes, b.len_bytes)) < 0)
+        k3_fail(err, rc, "the logits could not be written");
+    r->a->has_logits = true;
+    k3_buf_free(&b);
+    return rc;
+}
+
+static int take_end(struct run *r, const cJSON *event, struct k3_err *err)
+{
+    const cJSON *reason = cJSON_GetObjectItemCaseSensitive(event, "reason");
+    enum k3_ask_end end = cJSON_IsString(reason) ? end_of(reason->valuestring) : K3_ASK_RUNNING;
+    double stop_id = -1;
+
+    if (end == K3_ASK_RUNNING)
+        return k3_fail(err, -EPROTO, "k3-computed: a done event without a known reason");
+    get_number(event, "stop_id", 0, UINT32_MAX, &stop_id);
+    return finish(r, end, (int64_t)stop_id, err);
+}
+
+static int take_events(struct run *r, const cJSON *events, struct k3_err *err)
+{
+    const cJSON *e, *type, *text;
+    double code = K3_EXIT_FAILED;
+    int rc = 0;
+
+    cJSON_ArrayForEach(e, events) {
+        type = cJSON_GetObjectItemCaseSensitive(e, "type");
+        if (!cJSON_IsString(type)) {
+            rc = k3_fail(err, -EPROTO, "k3-computed: an event without a type");
+        } else if (strcmp(type->valuestring, "token") == 0) {
+            rc = take_token(r, e, err);
+        } else if (strcmp(type->valuestring, "logits") == 0) {
+            rc = take_logits(r, e, err);
+        } else if (strcmp(type->valuestring, "done") == 0) {
+            rc = take_end(r, e, err);
+        } else if (strcmp(type->valuestring, "error") == 0) {
+            text = cJSON_GetObjectItemCaseSensitive(e, "message");
+            get_number(e, "code", 1, 4, &code);
+            rc = k3_fail(err, -EREMOTEIO, "%s", cJSON_IsString(text) ? text->valuestring : "failed without words");
+            err->exit_status = (int)code;
+        }
+        if (rc < 0 || r->a->end != K3_ASK_RUNNING)
+            return rc;
+    }
+    return 0;
+}
+
+static void take_progress(struct run *r, const cJSON *p)
+{
+    const cJSON *phase = cJSON_GetObjectItemCaseSensitive(p, "phase");
+    const cJSON *waiting = cJSON_GetObjectItemCaseSensitive(p, "waiting");
+    struct k3_ask_progress out = { "", "none", 0, 0, 0, 0, 0, 0, 0, 0 };
+
+    if (!cJSON_IsObject(p) || !r->h->progress)
+        return;
+    get_number(p, "seq", 0, 9e15, &r->progress);
+    if (cJSON_IsString(phase))
+        out.phase = phase->valuestring;
+    if (cJSON_IsString(waiting))
+        out.waiting = waiting->valuestring;
+    get_number(p, "layer", 0, 1e6, &out.layer);
+    get_number(p, "layers", 0, 1e6, &out.layers);
+    get_number(p, "rows", 0, 1e9, &out.rows);
+    get_number(p, "position", 0, 1e9, &out.position);
+    get_number(p, "bytes", 0, 1e18, &out.bytes);
+    get_number(p, "bytes_pass", 0, 1e18, &out.bytes_pass);
+    get_number(p, "bytes_per_s", 0, 1e15, &out.bytes_per_s);
+    get_number(p, "eta_s", 0, 1e9, &out.eta_s);
+    r->h->progress(r->h->arg, &out);
+}
+
+/* *unknown: computed does not know the id. */
+static int poll_once(struct run *r, bool *unknown, struct k3_err *err)
+{
+    cJSON *request = cJSON_CreateObject(), *reply = NULL;
+    const cJSON *what;
+    int rc;
+
+    cJSON_AddStringToObject(request, "cmd", "poll");
+    cJSON_AddStringToObject(request, "id", r->a->id);
+    cJSON_AddNumberToObject(request, "from", r->from);
+    if (r->h->progress)
+        cJSON_AddNumberToObject(request, "progress_from", r->progress);
+    cJSON_AddNumberToObject(request, "wait_ms", POLL_MS);
+    rc = call(r, request, CALL_MS, &reply, err);
+    cJSON_Delete(request);
+    if (rc < 0 || !reply)
+        return rc;
+    if (!is_ok(reply)) {
+        what = cJSON_GetObjectItemCaseSensitive(reply, "errno");
+        *unknown = cJSON_IsString(what) && strcmp(what->valuestring, "ENOENT") == 0;
+        rc = *unknown ? 0 : refused(reply, err);
+    } else {
+        get_number(reply, "next", 0, 9e15, &r->from);
+        rc = take_events(r, cJSON_GetObjectItemCaseSensitive(reply, "events"), err);
+        if (rc == 0 && r->a->end == K3_ASK_RUNNING)
+            take_progress(r, cJSON_GetObjectItemCaseSensitive(reply, "progress"));
+    }
+    cJSON_Delete(reply);
+    return rc;
+}
+
+static int run(struct run *r, struct k3_err *err)
+{
+    struct k3_ask *a = r->a;
+    bool unknown = !a->resumed;
+    int rc = 0;
+
+    while (rc == 0 && a->end == K3_ASK_RUNNING) {
+        if (interrupted(r)) {
+            tell(r, "cancel");
+            return finish(r, K3_ASK_CANCELLED, -1, err);
+        }
+        if (!unknown) {
+            rc = poll_once(r, &unknown, err);
+            continue;
+        }
+        if (r->submitted)
+            notice(r, "was restarted");
+        rc = submit(r, &unknown, err);
+    }
+    return rc;
+}
+
+int k3_ask_run(struct k3_ask *a, const struct k3_ask_peer *peer, const struct k3_ask_hooks *hooks,
+               struct k3_err *err)
+{
+    struct run r = { .a = a, .peer = peer, .h = hooks };
+    struct k3_err own = K3_ERR_INIT;
+    bool at_stop;
+    int rc = 0;
+
+    err = err ? err : &own;
+    a->start_ns = k3_now_ns();
+    for (size_t i = 0; i < a->generated.n && rc == 0; i++)
+        rc = hooks->token(hooks->arg, a->generated.id[i]);
+    if (rc < 0)
+        return k3_fail(err, rc, "request: showing the tokens of the journal failed");
+    if (a->end != K3_ASK_RUNNING)
+        return 0;
+    at_stop = rc > 0;
+    rc = k3_client_open(&r.client, peer->rundir, "computed.sock", err);
+    if (rc < 0)
+        return rc;
+    if (at_stop) { /* the router died between the journal and the cancel */
+        tell(&r, "cancel");
+        rc = finish(&r, K3_ASK_STOP, -1, err);
+    } else {
+        rc = run(&r, err);
+    }
+    if (rc == 0)
+        tell(&r, "forget");
+    k3_client_close(r.client);
+    return rc;
+}

@@ -1,0 +1,110 @@
+/* k3-router/router.h: private to the program.  options.c the command line, setup.c what is the same for all its requests,
+ * exchange.c one prompt and its answer, oneshot.c and lines.c not at a terminal, terminal.c at one, progress.c the line that
+ * says how far a pass is. */
+#ifndef K3_ROUTER_ROUTER_H
+#define K3_ROUTER_ROUTER_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/err.h"
+#include "ipc/parse.h"
+#include "k3-router/answer.h"
+#include "k3-router/chat.h"
+#include "k3-router/request.h"
+
+#define K3_PROMPT_BYTES_MAX (64u << 20)
+
+struct k3_router_opts {
+    const char *instance, *model, *ids, *system, *think, *effort, *logits, *resume, *state_dir;
+    bool chat, raw, lines, json;
+    double temperature, top_p, min_p; /* negative = not given */
+    uint64_t max_tokens;              /* 0 = the rest of the context */
+    const char *seed;                 /* NULL = a random one */
+    uint32_t top_k, parallel, wait_s;
+    struct k3_str_list stop;
+};
+
+/* Defaults that come with a model: generation_config.json. */
+struct k3_generation {
+    double temperature, top_p, min_p;
+    uint32_t top_k;
+    bool thinking;
+    const char *effort; /* NULL = no effort message */
+    struct k3_ids eos;
+};
+
+struct k3_router {
+    struct k3_router_opts opt;
+    char rundir[512], model_dir[1024], state_dir[1000];
+    uint64_t ctx;                  /* of k3-computed; 0 = it does not say */
+    struct k3_tokenizer *t;        /* NULL: none needed and none there */
+    struct k3_chat *chat;
+    struct k3_generation gen;
+    enum k3_answer_mode mode;
+    bool thinking;
+};
+
+/* Set by SIGINT, cleared by whoever acts on it. */
+extern volatile sig_atomic_t k3_router_interrupts;
+
+/* options.c: true when the program should end with *status. */
+bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *status);
+
+/* setup.c */
+int k3_router_open(struct k3_router *r, struct k3_err *err);
+/* The tokenizer and the defaults from model_dir.  k3_router_open() does it, but for --resume, where the journal names the
+ * model. */
+int k3_router_open_model(struct k3_router *r, struct k3_err *err);
+void k3_router_close(struct k3_router *r);
+/* From here on SIGINT is counted and no longer ends the program. */
+void k3_router_catch_interrupts(void);
+/* text, len: one prompt without its line end.  Refused: empty, not UTF-8 (the offset counts from base_bytes). */
+int k3_router_check_prompt(const char *text, size_t len_bytes, size_t base_bytes, const char *what, struct k3_err *err);
+/* Length without one trailing line end. */
+size_t k3_router_chomp(const char *text, size_t len_bytes);
+int k3_generation_parse(struct k3_generation *g, const char *json, size_t len_bytes, const char *name,
+                        struct k3_err *err);
+
+/* exchange.c: one request and its answer. */
+struct k3_exchange {
+    struct k3_router *r;
+    struct k3_ask ask;
+    struct k3_answer answer;
+    struct k3_progress_line *progress; /* NULL: none */
+    bool live;                         /* text goes to stdout as it comes */
+    bool thinking_live;                /* thinking too, dimmed */
+    bool line_open;                    /* stdout is in the middle of a line */
+    bool stops_at_interrupt;
+    enum k3_channel shown;             /* channel of the last live text */
+};
+/* From prompt ids (taken over).  After a failure, too, k3_exchange_close() is due. */
+int k3_exchange_new(struct k3_exchange *x, struct k3_router *r, struct k3_ids *prompt, struct k3_err *err);
+int k3_exchange_resume(struct k3_exchange *x, struct k3_router *r, const char *id, struct k3_err *err);
+/* Runs to the end.  0 also when it was cancelled: look at ask.end. */
+int k3_exchange_run(struct k3_exchange *x, struct k3_err *err);
+/* The object of --json, without a line end.  err with a code: the request failed, and the object says so.  index < 0:
+ * none. */
+int k3_exchange_json(const struct k3_exchange *x, long long index, const struct k3_err *err, struct k3_buf *out);
+void k3_exchange_close(struct k3_exchange *x);
+/* Prompt ids of one user message with what the options say (chat), or of plain text (raw). */
+int k3_exchange_prompt(const struct k3_router *r, const char *text, size_t len_bytes, struct k3_ids *out,
+                       struct k3_err *err);
+
+/* The four ways to run. */
+int k3_router_oneshot(struct k3_router *r, struct k3_err *err);
+int k3_router_lines(struct k3_router *r, struct k3_err *err);
+int k3_router_terminal(struct k3_router *r, struct k3_err *err);
+
+/* Writes all of it to stdout. */
+int k3_router_write(const char *bytes, size_t len_bytes);
+
+/* progress.c: one line on stderr, rewritten in place and erased before other output.  Shown after delay_ms. */
+struct k3_progress_line;
+struct k3_progress_line *k3_progress_open(unsigned delay_ms); /* NULL when stderr is no terminal */
+void k3_progress_show(struct k3_progress_line *p, const struct k3_ask_progress *what, size_t n_tokens);
+void k3_progress_erase(struct k3_progress_line *p);
+void k3_progress_close(struct k3_progress_line *p);
+
+#endif

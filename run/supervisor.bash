@@ -1,0 +1,233 @@
+# run/supervisor.bash: the part of k3-run that stays.  Sourced by k3-run.
+#
+# A member's life, as the supervisor sees it (state in the members file):
+#   running -> running   it died after having been ready: started again at once
+#   running -> waiting   it died before it was ready: back-off of 0.5, 1, 2 .. 10 seconds, then running
+#   running -> failed    it left with 2 (refused), or the family was never ready: that is final
+# As long as the family was never ready, a member that ends, ends the family.
+# Members are started with --supervised: they leave when this process is killed.
+
+declare -A m_pid=() m_state=() m_restarts=() m_code=() m_started=() m_due=() m_delay=()
+family_ready='' stopping='' kick='' timer='' waiter='' lock_fd=''
+GRACE=8
+
+say() { # say LEVEL EVENT PAIRS: one line in k3-run.log, and on the terminal in the foreground
+    local line
+    line="level=$1 event=$2 $3 at=$(date -u +%Y-%m-%dT%H:%M:%S.%3NZ)"
+    printf '%s\n' "$line" >>"$run_log"
+    [ -n "$detached" ] || printf '%s\n' "$line" >&2
+}
+report() { # report WORDS: to the waiting `up`, which reads fd 3
+    [ -z "$detached" ] || printf '%s\n' "$*" >&3 2>/dev/null
+}
+write_members() {
+    local n
+    for n in "${member_names[@]}"; do
+        echo "$n ${m_state[$n]} ${m_pid[$n]:--} ${m_restarts[$n]} ${m_code[$n]:-0} ${m_started[$n]:-0}"
+    done >"$members_file.new"
+    mv -f -- "$members_file.new" "$members_file"
+}
+member_field() { # member_field NAME FIELD
+    awk -v n="$1" -v f="$2" '$1 == n { print $f }' "$members_file" 2>/dev/null
+}
+# No child may inherit the instance's lock or the channel to `up`: it would keep both alive after we are gone.
+start_member() { # start_member NAME
+    local n=$1
+    member_argv "$n"
+    "${argv[@]}" >>"$run_dir/$n.log" 2>&1 </dev/null {lock_fd}>&- 3>&- &
+    m_pid[$n]=$!
+    m_state[$n]=running
+    m_started[$n]=$(date +%s)
+    write_members
+}
+was_ready() { # was_ready NAME: this very process has said so in its log
+    grep -q "event=ready .*pid=${m_pid[$1]} " "$run_dir/$1.log"
+}
+# The reason in a member's log: its last error line, else its last line.
+reason_of() { # reason_of NAME
+    local line
+    line=$(grep '^level=error ' "$run_dir/$1.log" | tail -n 1)
+    [ -n "$line" ] || line=$(grep -v '^level=' "$run_dir/$1.log" | tail -n 1)
+    if [[ $line =~ text=\"([^\"]*)\" ]]; then line=${BASH_REMATCH[1]}; fi
+    printf '%s' "${line:-it gave no reason}"
+}
+end_of() { # end_of STATUS: "exit=2" or "signal=KILL"
+    if [ "$1" -gt 128 ] && kill -l $(($1 - 128)) >/dev/null 2>&1; then
+        echo "signal=$(kill -l $(($1 - 128)))"
+    else
+        echo "exit=$1"
+    fi
+}
+stop_family() {
+    local n until
+    stopping=yes
+    for n in "${member_names[@]}"; do
+        if [ -n "${m_pid[$n]:-}" ]; then
+            kill -TERM "${m_pid[$n]}" 2>/dev/null
+            kill -CONT "${m_pid[$n]}" 2>/dev/null
+        fi
+    done
+    [ -z "$waiter" ] || kill "$waiter" 2>/dev/null
+    until=$((SECONDS + GRACE))
+    for n in "${member_names[@]}"; do
+        [ -n "${m_pid[$n]:-}" ] || continue
+        while kill -0 "${m_pid[$n]}" 2>/dev/null && [ $SECONDS -lt $until ]; do
+            sleep 0.02 {lock_fd}>&- 3>&-
+        done
+        if kill -0 "${m_pid[$n]}" 2>/dev/null; then
+            say warn member_killed "name=$n pid=${m_pid[$n]} text=\"did not leave within $GRACE seconds\""
+            kill -KILL "${m_pid[$n]}" 2>/dev/null
+        fi
+        wait "${m_pid[$n]}" 2>/dev/null
+        m_pid[$n]=''
+    done
+    [ -z "$timer" ] || kill "$timer" 2>/dev/null
+}
+leave() { # leave STATUS: the last thing; the lock goes with the directory
+    remove_leftovers
+    exit "$1"
+}
+fail_family() { # fail_family NAME STATUS
+    local text
+    text=$(reason_of "$1")
+    [ "$2" -eq 2 ] || text="$1 failed ($(end_of "$2")): $text"
+    say error start_failed "name=$1 $(end_of "$2") text=\"${text//\"/\'}\""
+    if [ "$2" -ne 2 ] && [ -n "$detached" ]; then
+        while IFS= read -r line; do report "log $line"; done < <(tail -n 5 "$run_dir/$1.log")
+    fi
+    stop_family
+    # Before the answer goes out, nothing is left.
+    remove_leftovers
+    if [ "$2" -gt 0 ] && [ "$2" -le 4 ]; then set -- "$1" "$2"; else set -- "$1" 1; fi
+    report "failed $2 $text"
+    [ -n "$detached" ] || echo "k3-run: $text" >&2
+    exit "$2"
+}
+member_ended() { # member_ended NAME STATUS
+    local n=$1 how line
+    how=$(end_of "$2")
+    m_code[$n]=$2
+    if [ -z "$family_ready" ]; then
+        fail_family "$n" "$2"
+    elif [ "$2" -eq 2 ]; then
+        m_state[$n]=failed
+        line="name=$n pid=${m_pid[$n]} $how text=\"$(reason_of "$n" | tr '"' "'")\""
+        say error member_refused "$line"
+    elif was_ready "$n"; then
+        m_restarts[$n]=$((m_restarts[$n] + 1))
+        m_delay[$n]=0
+        line="name=$n pid=${m_pid[$n]} $how restarts=${m_restarts[$n]}"
+        say warn member_died "$line"
+        echo "level=warn event=member_died $line at=$(date -u +%Y-%m-%dT%H:%M:%S.%3NZ)" >>"$run_dir/$n.log"
+        start_member "$n"
+    else
+        m_restarts[$n]=$((m_restarts[$n] + 1))
+        m_delay[$n]=$((m_delay[$n] == 0 ? 500 : m_delay[$n] * 2 > 10000 ? 10000 : m_delay[$n] * 2))
+        m_state[$n]=waiting
+        m_due[$n]=$(($(now_ms) + m_delay[$n]))
+        say error member_failed "name=$n pid=${m_pid[$n]} $how next_try_ms=${m_delay[$n]} text=\"$(reason_of "$n" | tr '"' "'")\""
+    fi
+    write_members
+}
+now_ms() { echo $((${EPOCHREALTIME/[.,]/} / 1000)); }
+
+# How long to sleep when nobody ends: until the next attempt of a member that waits, at most 5 s.
+start_timer() {
+    local n ms=5000 left
+    for n in "${member_names[@]}"; do
+        if [ "${m_state[$n]}" = waiting ]; then
+            left=$((m_due[$n] - $(now_ms)))
+            [ $left -lt 10 ] && left=10
+            [ $left -lt $ms ] && ms=$left
+        fi
+    done
+    sleep "$((ms / 1000)).$(printf %03d $((ms % 1000)))" {lock_fd}>&- 3>&- &
+    timer=$!
+}
+start_due() {
+    local n
+    for n in "${member_names[@]}"; do
+        case ${m_state[$n]} in
+        waiting) if [ -n "$kick" ] || [ "$(now_ms)" -ge "${m_due[$n]}" ]; then start_member "$n"; fi ;;
+        failed) [ -z "$kick" ] || start_member "$n" ;;
+        esac
+    done
+    kick=''
+}
+
+take_instance_lock() {
+    exec {lock_fd}<>"$lock_file"
+    if ! flock -n "$lock_fd"; then
+        report "failed 2 instance \"$instance\" is in use by k3-run pid $(lock_pid "$lock_file"); choose another --instance, or stop it with: k3-run down --instance $instance"
+        [ -n "$detached" ] || echo "k3-run: instance \"$instance\" is in use by k3-run pid $(lock_pid "$lock_file")" >&2
+        exit 2
+    fi
+    # `down` may have removed the file between our open and our lock.
+    if [ "$(stat -L -c %i "/proc/$BASHPID/fd/$lock_fd")" != "$(stat -c %i "$lock_file" 2>/dev/null)" ]; then
+        report "failed 1 instance \"$instance\" was being taken down; try again"
+        exit 1
+    fi
+    echo "1 $$" >"$lock_file"
+}
+
+supervise() {
+    local n pid ids code
+    [ -z "$detached" ] || report "pid $$"
+    take_instance_lock
+    : >"$run_log"
+    printf '%s\n' "${opt[model]}" >"$run_dir/k3-run.model"
+    trap 'stopping=yes' TERM INT HUP
+    trap 'kick=yes' USR1
+    say info starting "pid=$$ instance=$instance model=${opt[model]}"
+    for n in "${member_names[@]}"; do
+        : >"$run_dir/$n.log"
+        m_state[$n]=running m_restarts[$n]=0 m_delay[$n]=0
+    done
+    for n in "${member_names[@]}"; do start_member "$n"; done
+    "$bin/k3ctl" --instance "$instance" wait --timeout "${opt[wait]}" >/dev/null 2>"$run_dir/k3-run.wait" \
+        {lock_fd}>&- 3>&- &
+    waiter=$!
+    while [ -z "$stopping" ]; do
+        start_due
+        if [ -z "$timer" ]; then start_timer; fi
+        ids=("$timer" ${waiter:+"$waiter"})
+        for n in "${member_names[@]}"; do
+            [ "${m_state[$n]}" = running ] && ids+=("${m_pid[$n]}")
+        done
+        # Whatever ends it, everything is looked at: a child that ended while we were busy is not reported again.
+        wait -n "${ids[@]}" 2>/dev/null
+        [ -z "$stopping" ] || break
+        kill -0 "$timer" 2>/dev/null || timer=''
+        for n in "${member_names[@]}"; do
+            pid=${m_pid[$n]:-}
+            if [ "${m_state[$n]}" = running ] && ! kill -0 "$pid" 2>/dev/null; then
+                wait "$pid" 2>/dev/null
+                member_ended "$n" $?
+            fi
+        done
+        if [ -n "$waiter" ] && ! kill -0 "$waiter" 2>/dev/null; then
+            wait "$waiter" 2>/dev/null
+            code=$?
+            waiter=''
+            if [ $code -eq 0 ]; then
+                family_ready=yes
+                rm -f -- "$run_dir/k3-run.wait"
+                say info family_ready "instance=$instance pid=$$"
+                report "ready ${opt[model]}"
+                [ -z "$detached" ] || exec 3>&-
+            else
+                n=$(sed 's/^k3ctl: //' "$run_dir/k3-run.wait")
+                say error start_failed "exit=$code text=\"${n//\"/\'}\""
+                stop_family
+                remove_leftovers
+                report "failed 1 $n"
+                [ -n "$detached" ] || echo "k3-run: $n" >&2
+                exit 1
+            fi
+        fi
+    done
+    say info stopping "pid=$$ instance=$instance"
+    stop_family
+    [ -n "$family_ready" ] || report "failed 1 stopped before the family was ready"
+    leave 0
+}

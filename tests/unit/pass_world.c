@@ -1,0 +1,113 @@
+#include "tests/unit/pass_world.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void must(int rc, const struct k3_err *err)
+{
+    if (rc < 0) {
+        fprintf(stderr, "%s (%d)\n", err->text, rc);
+        abort();
+    }
+}
+
+void k3_world_open(struct k3_world *w, const char *dir)
+{
+    struct k3_err err = K3_ERR_INIT;
+
+    memset(w, 0, sizeof(*w));
+    snprintf(w->dir, sizeof(w->dir), "%s", dir);
+    must(k3_file_source_model(&w->m, dir, 0, &err), &err);
+}
+
+void k3_world_formula(struct k3_world *w, const struct k3_formula_shape *s)
+{
+    struct k3_err err = K3_ERR_INIT;
+    char dir[] = "/tmp/k3-pass-XXXXXX";
+
+    if (!mkdtemp(dir))
+        abort();
+    must(k3_formula_write(dir, s, &err), &err);
+    k3_world_open(w, dir);
+    w->temporary = true;
+}
+
+void k3_world_close(struct k3_world *w)
+{
+    char path[128];
+
+    k3_model_close(w->m);
+    if (!w->temporary)
+        return;
+    snprintf(path, sizeof(path), "%s/config.json", w->dir);
+    remove(path);
+    snprintf(path, sizeof(path), "%s/model-00001-of-000001.safetensors", w->dir);
+    remove(path);
+    remove(w->dir);
+}
+
+bool k3_runner_open(struct k3_runner *r, struct k3_world *w, struct k3_world_opts o)
+{
+    const struct k3_kernels *k = k3_kernels_get(o.kernels ? o.kernels : "c");
+    struct k3_err err = K3_ERR_INIT;
+
+    memset(r, 0, sizeof(*r));
+    if (!k)
+        return false;
+    r->w = w;
+    must(k3_file_source_open(&r->file, w->m, o.block_bytes ? o.block_bytes : 1 << 20, &err), &err);
+    must(k3_team_new(&r->team, o.threads ? o.threads : 1, &err), &err);
+    must(k3_pass_new(&r->pass, w->m, k, r->team, o.max_rows ? o.max_rows : 64, &err), &err);
+    return true;
+}
+
+void k3_runner_close(struct k3_runner *r)
+{
+    k3_pass_free(r->pass);
+    k3_team_free(r->team);
+    k3_file_source_close(r->file);
+}
+
+void k3_runner_run(struct k3_runner *r, const struct k3_row *rows, uint32_t n, float *logits,
+                   const struct k3_pass_hooks *hooks)
+{
+    struct k3_err err = K3_ERR_INIT;
+
+    must(k3_pass_run(r->pass, k3_file_source(r->file), rows, n, logits, hooks, &err), &err);
+}
+
+void k3_runner_feed(struct k3_runner *r, struct k3_state *s, const uint32_t *ids, uint32_t n, uint32_t at_once,
+                    float *logits, const struct k3_pass_hooks *hooks)
+{
+    struct k3_row rows[64];
+    uint32_t base = k3_state_positions(s);
+
+    for (uint32_t done = 0; done < n;) {
+        uint32_t now = n - done < at_once ? n - done : at_once;
+
+        for (uint32_t i = 0; i < now; i++)
+            rows[i] = (struct k3_row){ s, ids[done + i], base + done + i, true };
+        k3_runner_run(r, rows, now, logits + (size_t)done * r->w->m->cfg.vocab, hooks);
+        done += now;
+    }
+}
+
+struct k3_state *k3_world_state(struct k3_world *w, uint32_t ctx)
+{
+    struct k3_err err = K3_ERR_INIT;
+    struct k3_state *s = NULL;
+
+    must(k3_state_new(&s, &w->m->cfg, ctx, &err), &err);
+    return s;
+}
+
+uint32_t k3_world_argmax(const float *logits, uint32_t n)
+{
+    uint32_t best = 0;
+
+    for (uint32_t i = 1; i < n; i++)
+        if (logits[i] > logits[best])
+            best = i;
+    return best;
+}

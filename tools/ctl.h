@@ -1,0 +1,69 @@
+/* tools/ctl.h: what the files of k3ctl share. */
+#ifndef K3_TOOLS_CTL_H
+#define K3_TOOLS_CTL_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/err.h"
+#include "ipc/parse.h"
+#include "shm/stats.h"
+
+#define K3_CTL_DAEMONS 16
+
+struct k3_ctl_opt {
+    const char *instance;
+    char rundir[512];
+    bool json, prometheus, keep;
+    double watch_s;   /* 0 = once */
+    double timeout_s; /* wait */
+    struct k3_str_list words; /* the command and what follows it */
+};
+
+/* The daemons of the instance: those asked for by name ("trunkd" or "k3-trunkd"), else the members that k3-run lists
+ * in its run directory, else the three weight daemons and whatever else holds a lock or has a page. */
+struct k3_ctl_names { char name[K3_CTL_DAEMONS][32]; uint32_t n; };
+int k3_ctl_name(char out[32], const char *word, struct k3_err *err);
+void k3_ctl_members(struct k3_ctl_names *out, const struct k3_ctl_opt *o);
+void k3_ctl_with_pages(struct k3_ctl_names *out, const struct k3_ctl_opt *o);
+
+/* One look at one page: everything is copied, so that two looks can be compared. */
+struct k3_ctl_value { char name[40], unit[12], help[108]; uint32_t kind; uint64_t v[K3_HIST_BUCKETS + 1]; };
+struct k3_ctl_sample {
+    char daemon[32];
+    uint32_t pid, generation, state;
+    bool alive;             /* its lock is held */
+    uint64_t at_ns;         /* CLOCK_MONOTONIC */
+    uint64_t up_ns;         /* since the page was made */
+    uint64_t beat_age_ns;
+    uint32_t n;
+    struct k3_ctl_value *value; /* owned */
+};
+int k3_ctl_sample(struct k3_ctl_sample *out, const struct k3_ctl_opt *o, const char *daemon, struct k3_err *err);
+void k3_ctl_sample_free(struct k3_ctl_sample *s);
+const struct k3_ctl_value *k3_ctl_find(const struct k3_ctl_sample *s, const char *name);
+const char *k3_ctl_liveness(const struct k3_ctl_sample *s); /* "ready", "dead", "ready, no heartbeat" ... */
+
+/* What the family did between two samples of each daemon; before NULL: since each started. */
+struct k3_ctl_summary {
+    uint64_t trunk_bytes, expert_bytes, seconds_ns;
+    uint64_t stalls, demands, hits, passes, tokens;
+    uint64_t pass_ns, trunk_wait_ns, expert_wait_ns, arithmetic_ns;
+    bool has_computed;
+};
+void k3_ctl_summarize(struct k3_ctl_summary *out, const struct k3_ctl_sample *now, uint32_t n_now,
+                      const struct k3_ctl_sample *before, uint32_t n_before);
+void k3_ctl_summary_json(const struct k3_ctl_summary *s, cJSON *to);
+
+int k3_ctl_stats(const struct k3_ctl_opt *o, struct k3_err *err);
+void k3_ctl_prometheus(const struct k3_ctl_opt *o, const struct k3_ctl_sample *s, uint32_t n);
+
+/* Each returns 0 or a negative errno with words; err->exit_status is the program's. */
+int k3_ctl_ping(const struct k3_ctl_opt *o, struct k3_err *err);
+int k3_ctl_info(const struct k3_ctl_opt *o, struct k3_err *err);
+int k3_ctl_tell(const struct k3_ctl_opt *o, struct k3_err *err); /* drain, shutdown, log */
+int k3_ctl_wait(const struct k3_ctl_opt *o, struct k3_err *err);
+int k3_ctl_cancel(const struct k3_ctl_opt *o, struct k3_err *err);
+
+#endif
