@@ -31,7 +31,7 @@ struct k3_engine {
 
     bool in_pass;
     uint32_t n_live;        /* sequences of the pass that have not ended meanwhile */
-    uint32_t n_rows, layer;
+    uint32_t n_rows, n_most, layer;
     uint64_t pass_start_ns, layer_start_ns, layer_ns, pass_start_bytes, bytes_per_s, progress_seq;
 
     struct k3_sampler *sampler; /* from here on: the engine's thread alone, no lock */
@@ -243,6 +243,8 @@ static void pass_rows(struct k3_engine *e)
         e->n_live += s->n_rows ? 1 : 0;
     }
     e->n_rows = n;
+    e->n_most = e->n_live > e->n_most ? e->n_live : e->n_most;
+    k3_stat_set(e->o.stats, K3_CS_MOST, e->n_most);
 }
 
 static int on_layer(void *arg, uint32_t layer, uint32_t n_layers)

@@ -171,10 +171,10 @@ static bool has_experts(const struct k3_config *cfg)
 /* Waits for both peers and for the resident tensors. */
 static int attach_all(struct k3_computed *c, struct k3_err *err)
 {
-    int rc = attach(c, "trunkd", K3_WAIT_TRUNK, k3_shm_source_attach_trunk, err);
+    int rc = attach(c, "k3-trunkd", K3_WAIT_TRUNK, k3_shm_source_attach_trunk, err);
 
     if (rc == 0 && has_experts(&c->model->cfg))
-        rc = attach(c, "expertd", K3_WAIT_EXPERT, k3_shm_source_attach_expert, err);
+        rc = attach(c, "k3-expertd", K3_WAIT_EXPERT, k3_shm_source_attach_expert, err);
     if (rc < 0)
         return rc;
     k3_stat_set(k3_daemon_stats(c->daemon), K3_CS_WAITING, K3_WAIT_TRUNK);
@@ -225,7 +225,7 @@ int k3_computed_open(struct k3_computed *c, struct k3_err *err)
     if (rc == 0)
         rc = check_memory(c, err);
     if (rc == 0)
-        rc = k3_daemon_open(&c->daemon, "computed", &c->opt.daemon, k3_computed_stat_defs, K3_N_CS, NULL,
+        rc = k3_daemon_open(&c->daemon, "k3-computed", &c->opt.daemon, k3_computed_stat_defs, K3_N_CS, NULL,
                             k3_computed_info, c, err);
     if (rc < 0)
         return rc;

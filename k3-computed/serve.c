@@ -218,9 +218,9 @@ void k3_computed_tick(void *arg)
     k3_stat_set(s, K3_CS_EXPERT_HITS, n.expert.hits);
     k3_stat_set(s, K3_CS_EXPERT_REATTACHED, n.expert.reattached);
     if (n.trunk.reattached != c->seen.trunk.reattached)
-        k3_log(K3_LOG_WARN, "trunkd_reattached", "generation=%u", peer_generation(c, "trunkd"));
+        k3_log(K3_LOG_WARN, "trunkd_reattached", "generation=%u", peer_generation(c, "k3-trunkd"));
     if (n.expert.reattached != c->seen.expert.reattached)
-        k3_log(K3_LOG_WARN, "expertd_reattached", "generation=%u", peer_generation(c, "expertd"));
+        k3_log(K3_LOG_WARN, "expertd_reattached", "generation=%u", peer_generation(c, "k3-expertd"));
     c->seen = n;
     k3_daemon_beat(c->daemon);
 }

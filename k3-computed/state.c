@@ -96,8 +96,11 @@ int k3_state_touch(struct k3_state *s, struct k3_err *err)
     if (errno == ENOMEM || errno == EFAULT)
         return k3_fail(err, -ENOMEM, "state of one sequence with %u positions: no %llu bytes of memory; lower --ctx", s->ctx,
                        (unsigned long long)s->len_bytes);
-    for (uint64_t i = STATE_PAGE; i < s->len_bytes; i += STATE_PAGE) /* a kernel before 5.14 */
-        *((volatile char *)s + i) = 0;
+    for (uint64_t i = 0; i < s->len_bytes; i += STATE_PAGE) { /* a kernel before 5.14 */
+        volatile char *page = (volatile char *)s + i;
+
+        *page = *page;
+    }
     return 0;
 }
 

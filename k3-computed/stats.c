@@ -20,6 +20,7 @@ const struct k3_stat_def k3_computed_stat_defs[K3_N_CS] = {
     [K3_CS_TRUNK_REATTACHED] = { "trunk_reattached", "count", "new generations of trunkd met", K3_COUNTER },
     [K3_CS_EXPERT_REATTACHED] = { "expert_reattached", "count", "new generations of expertd met", K3_COUNTER },
     [K3_CS_RUNNING] = { "sequences_running", "count", "sequences with state", K3_GAUGE },
+    [K3_CS_MOST] = { "sequences_most", "count", "sequences in one pass, the most so far", K3_GAUGE },
     [K3_CS_QUEUED] = { "sequences_queued", "count", "requests waiting for state", K3_GAUGE },
     [K3_CS_REQUESTS] = { "requests", "count", "requests accepted", K3_COUNTER },
     [K3_CS_CANCELLED] = { "cancelled", "count", "requests cancelled", K3_COUNTER },
