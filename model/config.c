@@ -16,8 +16,12 @@
 #define MAX_VOCAB (1u << 24)
 #define MAX_CONFIG_BYTES (16u << 20)
 
+enum kind { UINT, FLOAT, BOOL };
+enum place { TEXT, LINEAR }; /* text_config, text_config.linear_attn_config; flat: both are the top */
+
 struct problems {
     char text[860];
+    char missing[2][560]; /* by place: all 29 fields fit, even when every one is missing */
     size_t len, n, n_unlisted;
 };
 
@@ -39,6 +43,34 @@ static void problem(struct problems *p, const char *fmt, ...)
         return;
     }
     p->len += (size_t)sprintf(p->text + p->len, "%s%s", p->len ? "; " : "", one);
+}
+
+/* Missing fields are many when one is: they share one list, put in front by list_missing(). */
+static void missing(struct problems *p, enum place place, const char *name)
+{
+    char *to = p->missing[place];
+    size_t len = strlen(to);
+
+    snprintf(to + len, sizeof(p->missing[0]) - len, "%s%s", len ? ", " : "", name);
+    p->n++;
+}
+
+static void list_missing(struct problems *p, bool nested)
+{
+    static const char *const where[] = { " in text_config", " in text_config.linear_attn_config" };
+    char rest[sizeof(p->text)];
+    size_t len = 0;
+
+    memcpy(rest, p->text, p->len + 1);
+    for (int i = 0; i < 2; i++)
+        if (p->missing[i][0])
+            len += (size_t)snprintf(p->text + len, sizeof(p->text) - len, "%smissing%s: %s", len ? "; " : "",
+                                    nested ? where[i] : "", p->missing[i]);
+    if (len >= sizeof(p->text))
+        k3_bug("%zu bytes of missing fields", len);
+    if ((size_t)snprintf(p->text + len, sizeof(p->text) - len, "%s%s", len && rest[0] ? "; " : "", rest) >=
+        sizeof(p->text) - len)
+        strcpy(p->text + sizeof(p->text) - 5, " ...");
 }
 
 /* How a value reads in an error message. */
@@ -72,9 +104,6 @@ static const cJSON *member(struct problems *p, const cJSON *obj, const char *pat
     }
     return found;
 }
-
-enum kind { UINT, FLOAT, BOOL };
-enum place { TEXT, LINEAR }; /* text_config, text_config.linear_attn_config */
 
 struct field {
     const char *nested, *flat;
@@ -158,7 +187,7 @@ static void read_field(const struct source *s, const struct field *f, struct k3_
     char *to = (char *)c + f->off, buf[64];
 
     if (!v)
-        problem(s->p, "%s%s is missing", pre, name);
+        missing(s->p, s->nested ? f->place : TEXT, name);
     else if (f->kind == BOOL && cJSON_IsBool(v))
         *(bool *)to = cJSON_IsTrue(v);
     else if (f->kind == BOOL)
@@ -234,7 +263,7 @@ static bool read_list(const struct source *s, const char *name, uint32_t n, bool
 
     if (!list || (!needed && cJSON_IsNull(list))) {
         if (needed)
-            problem(s->p, "%s%s is missing", pre, name);
+            missing(s->p, s->nested ? LINEAR : TEXT, name);
         return false;
     }
     if (!cJSON_IsArray(list)) {
@@ -259,12 +288,10 @@ static bool read_list(const struct source *s, const char *name, uint32_t n, bool
 static void read_layers(const struct source *s, struct k3_config *c)
 {
     uint8_t mla[K3_MAX_LAYERS] = { 0 }, kda[K3_MAX_LAYERS] = { 0 };
-    bool has_mla, has_kda;
+    /* without a number of layers (a fault of its own) the lists are still looked at */
+    uint32_t n = c->n_layers_model ? c->n_layers_model : K3_MAX_LAYERS;
+    bool has_mla = read_list(s, "full_attn_layers", n, true, mla), has_kda = read_list(s, "kda_layers", n, false, kda);
 
-    if (!c->n_layers_model)
-        return; /* already said */
-    has_mla = read_list(s, "full_attn_layers", c->n_layers_model, true, mla);
-    has_kda = read_list(s, "kda_layers", c->n_layers_model, false, kda);
     for (uint32_t i = 0; i < c->n_layers_model && has_mla && has_kda; i++)
         if (mla[i] == kda[i]) {
             problem(s->p, "layer %u is in %s of full_attn_layers and kda_layers, must be in exactly one", i + 1,
@@ -365,6 +392,7 @@ static void read_all(struct source *s, struct k3_config *c)
     c->eos = read_id(s, "eos_token_id", c->vocab);
     c->pad = read_id(s, "pad_token_id", c->vocab);
     check_together(s->p, c);
+    list_missing(s->p, s->nested);
 }
 
 int k3_config_parse(struct k3_config *out, const char *json, size_t len_bytes, uint32_t n_layers_limit,

@@ -8,7 +8,7 @@
 
 #include "model/schedule.h"
 
-static const char *const demo[] = { "run/demo" };
+static const char *const demo[] = { "run/demo-model" };
 
 static struct k3_model *open_demo(uint32_t n_layers, bool experts)
 {
