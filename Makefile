@@ -60,7 +60,7 @@ $(B)/unit/%: $(B)/tests/unit/%.o $(UNIT_LIB_SRC:%.c=$(B)/%.o) $(B)/libk3.a
 	$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 $(B)/probe/%: $(B)/tests/probe/%.o $(UNIT_LIB_SRC:%.c=$(B)/%.o) $(B)/libk3.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
 # Fuzz targets are built by clang with libFuzzer, in their own tree: make fuzz
 fuzz: ; $(MAKE) V=fuzz CC=clang fuzzers
