@@ -1,4 +1,9 @@
 /* The loop: seeks, reads to begin, reads that end, and sleep in between. */
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include "k3-trunkd/trunkd.h"
 
 /* How many reads may be in flight now. */
@@ -13,7 +18,7 @@ static unsigned depth_now(const struct k3_trunkd *d)
 
 /* Begins reads in the order in which computed will want the bytes: the stream, and before it the pins that come earlier in
  * the schedule.  While the ring is full pins go ahead. */
-static void begin_reads(struct k3_trunkd *d)
+void k3_trunkd_begin_reads(struct k3_trunkd *d)
 {
     unsigned depth = depth_now(d);
     bool full = false;
@@ -43,19 +48,29 @@ static void begin_reads(struct k3_trunkd *d)
     k3_stream_full(d, full && d->n_in_flight == 0);
 }
 
+/* Ends a sleep on line B's bell without ringing it, since that line is computed's.  Should the loop be just about to
+ * sleep, its tick ends it. */
+static void wake(void *arg)
+{
+    struct k3_trunkd *d = arg;
+
+    (void)syscall(SYS_futex, (uint32_t *)(void *)&d->ctl->b.bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 int k3_trunkd_serve(struct k3_trunkd *d, struct k3_err *err)
 {
     struct k3_trunk_line_a *a = &d->ctl->a;
     struct k3_trunk_line_b *b = &d->ctl->b;
     int rc = 0;
 
+    k3_daemon_on_stop(d->daemon, wake, d);
     k3_daemon_ready(d->daemon);
     while (rc == 0 && !k3_daemon_stopping(d->daemon)) {
         uint32_t seen = k3_bell_news(&b->bell); /* before the conditions are looked at */
 
         k3_daemon_beat(d->daemon);
         k3_stream_seek(d);
-        begin_reads(d);
+        k3_trunkd_begin_reads(d);
         if (d->news) {
             d->news = false;
             k3_bell_ring(&a->bell, &b->sleepers);

@@ -135,6 +135,7 @@ int k3_trunkd_open(struct k3_trunkd *d, struct k3_err *err);
 void k3_trunkd_close(struct k3_trunkd *d);
 
 /* serve.c */
+void k3_trunkd_begin_reads(struct k3_trunkd *d); /* as many as may be in flight now */
 int k3_trunkd_serve(struct k3_trunkd *d, struct k3_err *err);
 
 /* files.c */

@@ -13,9 +13,9 @@
 
 #include "shm/trunk_link.h"
 
-#define TICK_NS 250000000ull /* between looks at the lock and the segment's name */
-#define NAP_NS 20000000      /* between tries to attach */
-#define REFUSALS_BELIEVED 6  /* tries in a row: a segment that is being replaced can look wrong for a moment */
+#define TICK_NS 50000000ull /* between looks at the lock and the segment's name, a few microseconds each */
+#define NAP_NS 20000000     /* between tries to attach */
+#define REFUSALS_BELIEVED 10 /* tries in a row: a segment that is being replaced can look wrong for a moment */
 #define BLOCK_COMFORT_BYTES (1u << 20)
 #define TRUNKD "k3-trunkd"
 #define NO_SEEK 1u /* never acknowledged: real numbers are at least 2^32 */
