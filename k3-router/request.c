@@ -177,7 +177,7 @@ static int lost(struct run *r, struct k3_err *err)
     static const struct timespec pause = { 0, RETRY_NS };
     const struct k3_ask_peer *p = r->peer;
     int code = err->code;
-    bool alive = k3_lock_alive(p->rundir, "computed");
+    bool alive = k3_lock_alive(p->rundir, "k3-computed");
 
     if (!r->contact && !alive)
         return k3_no_peer(err, code, "k3-computed of instance \"%s\" is not running (nobody serves %s/computed.sock);"

@@ -158,7 +158,7 @@ static int ask_info(struct k3_router *r)
     const cJSON *v;
 
     cJSON_AddStringToObject(request, "cmd", "info");
-    if (k3_client_open(&c, r->rundir, "computed.ctl", NULL) == 0 &&
+    if (k3_client_open(&c, r->rundir, "k3-computed.ctl", NULL) == 0 &&
         k3_client_call(c, request, INFO_MS, &reply, NULL) == 0) {
         v = cJSON_GetObjectItemCaseSensitive(reply, "model");
         if (cJSON_IsString(v) && !r->model_dir[0])
