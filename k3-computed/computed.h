@@ -35,7 +35,8 @@ struct k3_computed {
     struct k3_meter meter;
     _Atomic bool abort;    /* ends the waits of the source: a stop, or a pass that nobody wants any more */
     _Atomic bool stop;     /* ends the engine */
-    struct k3_shm_counts seen; /* at the last tick, to log what is new */
+    uint64_t seen_expertd; /* generations met, at the last tick */
+    char model_path[4096]; /* absolute: whoever asks may be in another directory */
 };
 #define K3_COMPUTED_INIT { .opt = K3_COMPUTED_OPTIONS_INIT }
 
@@ -50,6 +51,8 @@ void k3_computed_close(struct k3_computed *c); /* safe after any partial open */
 void k3_computed_answer(void *arg, const char *cmd, const cJSON *request, cJSON *reply);
 /* Fields of `info`.  open.c */
 void k3_computed_info(void *arg, cJSON *reply);
+/* Logs what the trunk reader notices.  serve.c */
+void k3_computed_notice(void *arg, const char *event, const char *text);
 /* Stats of the source, heartbeat, log lines about peers; on the engine's thread.  serve.c */
 void k3_computed_tick(void *arg);
 

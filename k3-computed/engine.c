@@ -448,6 +448,7 @@ int k3_engine_step(struct k3_engine *e)
     if (atomic_load(e->o.stop))
         atomic_store(e->o.abort, true);
     pass_stats(e);
+    k3_stat_set(e->o.stats, K3_CS_LAYER, 0);
     engine_gauges(e);
     pthread_mutex_unlock(&e->lock);
     if (e->o.tick)

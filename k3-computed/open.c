@@ -28,6 +28,8 @@ static int open_model(struct k3_computed *c, struct k3_err *err)
     dirs[0] = c->opt.model;
     for (size_t i = 0; i < c->opt.devices.n; i++)
         dirs[o.n_dirs++] = c->opt.devices.item[i];
+    if (!realpath(c->opt.model, c->model_path))
+        snprintf(c->model_path, sizeof(c->model_path), "%s", c->opt.model); /* the model's own words are better */
     return k3_model_open(&c->model, &o, err);
 }
 
@@ -197,6 +199,7 @@ static int open_source(struct k3_computed *c, struct k3_err *err)
     struct k3_shm_source_opts o = {
         .m = c->model, .instance = k3_daemon_instance(c->daemon), .rundir = k3_daemon_rundir(c->daemon),
         .generation = k3_daemon_generation(c->daemon), .stop = &c->abort, .meter = &c->meter,
+        .notice = k3_computed_notice, .notice_arg = c,
     };
 
     return k3_shm_source_open(&c->source, &o, err);
@@ -274,7 +277,7 @@ void k3_computed_info(void *arg, cJSON *reply)
     for (uint32_t i = 0; i < cfg->n_layers; i++)
         n_mla += cfg->kind[i] == K3_MLA;
     hex(digest, c->model->digest, sizeof(c->model->digest));
-    cJSON_AddStringToObject(reply, "model", c->opt.model);
+    cJSON_AddStringToObject(reply, "model", c->model_path);
     cJSON_AddStringToObject(reply, "model_digest", digest);
     cJSON_AddNumberToObject(reply, "layers", cfg->n_layers);
     cJSON_AddNumberToObject(reply, "layers_model", cfg->n_layers_model);

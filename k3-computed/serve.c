@@ -190,13 +190,21 @@ void k3_computed_answer(void *arg, const char *cmd, const cJSON *request, cJSON 
 
 /* ---- the loop ---------------------------------------------------------------------------------------------------------- */
 
-/* The generation in the stats page of a peer; 0 when it has none just now. */
-static uint32_t peer_generation(const struct k3_computed *c, const char *peer)
+void k3_computed_notice(void *arg, const char *event, const char *text)
+{
+    struct k3_computed *c = arg;
+
+    k3_log(K3_LOG_WARN, strcmp(event, "trunkd_back") == 0 ? "trunkd_reattached" : event, "%s", text);
+    k3_daemon_beat(c->daemon);
+}
+
+/* The generation in the stats page of expertd; 0 when it has none just now. */
+static uint32_t expertd_generation(const struct k3_computed *c)
 {
     struct k3_stats s = { .seg = K3_SEG_INIT };
     uint32_t generation = 0;
 
-    if (k3_stats_open(&s, k3_daemon_instance(c->daemon), peer, NULL) == 0) {
+    if (k3_stats_open(&s, k3_daemon_instance(c->daemon), "k3-expertd", NULL) == 0) {
         generation = s.page->generation;
         k3_stats_close(&s);
     }
@@ -217,11 +225,9 @@ void k3_computed_tick(void *arg)
     k3_stat_set(s, K3_CS_EXPERT_DEMANDS, n.expert.demands);
     k3_stat_set(s, K3_CS_EXPERT_HITS, n.expert.hits);
     k3_stat_set(s, K3_CS_EXPERT_REATTACHED, n.expert.reattached);
-    if (n.trunk.reattached != c->seen.trunk.reattached)
-        k3_log(K3_LOG_WARN, "trunkd_reattached", "generation=%u", peer_generation(c, "k3-trunkd"));
-    if (n.expert.reattached != c->seen.expert.reattached)
-        k3_log(K3_LOG_WARN, "expertd_reattached", "generation=%u", peer_generation(c, "k3-expertd"));
-    c->seen = n;
+    if (n.expert.reattached != c->seen_expertd)
+        k3_log(K3_LOG_WARN, "expertd_reattached", "generation=%u", expertd_generation(c));
+    c->seen_expertd = n.expert.reattached;
     k3_daemon_beat(c->daemon);
 }
 

@@ -155,9 +155,11 @@ int k3_shm_source_attach_trunk(struct k3_shm_source *s, uint64_t timeout_ns, str
 {
     int rc = k3_trunk_reader_open(&s->reader, s->o.instance, s->o.rundir, s->o.m, s->o.generation, timeout_ns, err);
 
-    if (rc == 0)
-        k3_trunk_reader_set_stop(s->reader, s->o.stop);
-    return rc;
+    if (rc < 0)
+        return rc;
+    k3_trunk_reader_set_stop(s->reader, s->o.stop);
+    k3_trunk_reader_set_notice(s->reader, s->o.notice, s->o.notice_arg);
+    return 0;
 }
 
 int k3_shm_source_attach_expert(struct k3_shm_source *s, uint64_t timeout_ns, struct k3_err *err)

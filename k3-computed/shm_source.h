@@ -20,6 +20,8 @@ struct k3_shm_source_opts {
     uint32_t generation;    /* of computed */
     _Atomic bool *stop;     /* ends every wait with -ECANCELED */
     struct k3_meter *meter;
+    k3_trunk_notice_fn *notice; /* a death of trunkd and its return, on the thread that runs passes */
+    void *notice_arg;
 };
 
 struct k3_shm_source;
