@@ -66,7 +66,7 @@ static int walk_list(const char *path, visit_fn *visit, void *arg, struct k3_err
         rc = walk(&s, visit, arg, err);
         if (rc < 0 && rc != -ECANCELED)
             rc = k3_refuse(err, rc == -EIO ? -EIO : -EINVAL,
-                           "%s: %s at byte %" PRIu64 "; it must map tensor names to files under weight_map", path,
+                           "%s %s at byte %" PRIu64 "; it must map tensor names to files under weight_map", path,
                            rc == -EIO ? "cannot be read" : "is not a list of tensors", k3_scan_at(&s));
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     }
