@@ -6,8 +6,8 @@ PROMPT=11,7,503,90,41,8,1999,64,3,77,1200,5,5,5,900,31,17,63,2,90,1041,8,333,12,
 
 setup_file() {
     "$K3_BIN/k3-mkmodel" --hidden 640 --layers 8 --vocab 2048 --kda-heads 5 --kda-dim 64 --mla-heads 5 --q-lora 192 \
-        --kv-lora 128 --nope 48 --rope 16 --v-dim 64 --experts 48 --top-k 4 --latent 320 --inner 320 --dense 1536 \
-        --block 3 --full-attn 4,7,8 --seed 11 --out "$BATS_FILE_TMPDIR/model"
+        --kv-lora 128 --qk-nope 48 --qk-rope 16 --v-dim 64 --experts 48 --top-k 4 --latent 320 --moe-inter 320 --dense-inter 1536 \
+        --res-block 3 --full-attn 4,7,8 --seed 11 --out "$BATS_FILE_TMPDIR/model"
     [ "$(du -sm "$BATS_FILE_TMPDIR/model" | cut -f1)" -ge 80 ]
     base=(--model "$BATS_FILE_TMPDIR/model" --ctx 128)
     up "${base[@]}" --ring-mb 64 --trunk-gb 0.0672 --cache-gb 1 --threads 2

@@ -7,8 +7,8 @@ TOKENS=60
 
 setup_file() {
     "$K3_BIN/k3-mkmodel" --hidden 384 --layers 9 --vocab 512 --kda-heads 4 --kda-dim 64 --mla-heads 4 --q-lora 96 \
-        --kv-lora 64 --nope 32 --rope 16 --v-dim 32 --experts 32 --top-k 4 --latent 192 --inner 192 --dense 512 \
-        --block 4 --full-attn 4,8,9 --seed 5 --out "$BATS_FILE_TMPDIR/model"
+        --kv-lora 64 --qk-nope 32 --qk-rope 16 --v-dim 32 --experts 32 --top-k 4 --latent 192 --moe-inter 192 --dense-inter 512 \
+        --res-block 4 --full-attn 4,8,9 --seed 5 --out "$BATS_FILE_TMPDIR/model"
     up --model "$BATS_FILE_TMPDIR/model" --ctx 256 --ring-mb 2 --trunk-gb 0.012 --cache-gb 0.002
     local start=$EPOCHREALTIME
     router --ids "$PROMPT" --max-tokens $TOKENS --json </dev/null | jq -c .generated_ids >"$BATS_FILE_TMPDIR/base.ids"
