@@ -69,8 +69,7 @@ int k3_ranks_build(struct k3_ranks *r, uint32_t *a, uint32_t *b)
     }
     for (unsigned c = 0; c < 256; c++) {
         char byte = (char)c;
-        r->byte_id[c] = k3_ranks_find(r, &byte, 1);
-        if (r->byte_id[c] == K3_NO_RANK) {
+        if (k3_ranks_find(r, &byte, 1) == K3_NO_RANK) {
             *a = c;
             return -ENOENT;
         }

@@ -18,10 +18,9 @@ struct k3_ranks {
     uint32_t longest_bytes;
     uint32_t *slot, *hash; /* hash[i] of the token in slot[i], so that most misses compare no bytes */
     uint32_t mask;
-    uint32_t byte_id[256];
 };
 
-/* Fills slot, hash, mask, byte_id from bytes, off and n.  0, -ENOMEM, or -EEXIST with the two ids that are the same bytes
+/* Fills slot, hash, mask, longest_bytes from bytes, off and n.  0, -ENOMEM, or -EEXIST with the two ids that are the same bytes
  * in *a < *b, or -ENOENT with the byte that is no token in *a. */
 int k3_ranks_build(struct k3_ranks *r, uint32_t *a, uint32_t *b);
 void k3_ranks_free(struct k3_ranks *r);
