@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "k3-router/tokenizer.h"
+#include "k3-router/unicode16.h"
 #include "k3-router/utf8.h"
 
 #define SLICE_CPS 400000u
@@ -20,16 +21,20 @@
 /* White space as Rust's \s has it (PCRE2's \s under UCP has U+180E in addition), letters, Han by Script (a bare \p{Han}
  * is Script_Extensions in PCRE2 and would glue Chinese punctuation to words). */
 #define W "\\x{09}-\\x{0d}\\x{85}\\p{Z}"
-#define PREFIX "[^\\r\\n\\p{L}\\p{N}]?"
-#define UPPER "(?:(?!\\p{sc:Han})[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}])"
-#define LOWER "(?:(?!\\p{sc:Han})[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}])"
+#define L "\\p{L}" K3_NEW_HAN K3_NEW_UPPER K3_NEW_LOWER K3_NEW_LETTER
+#define N "\\p{N}" K3_NEW_NUMBER
+#define BOTH "\\p{Lm}\\p{Lo}\\p{M}" K3_NEW_LETTER K3_NEW_MARK
+#define HAN "[\\p{sc:Han}" K3_NEW_HAN "]"
+#define PREFIX "[^\\r\\n" L N "]?"
+#define UPPER "(?:(?!" HAN ")[\\p{Lu}\\p{Lt}" K3_NEW_UPPER BOTH "])"
+#define LOWER "(?:(?!" HAN ")[\\p{Ll}" K3_NEW_LOWER BOTH "])"
 #define CONTRACTION "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 static const char pattern[] =
-    "\\p{sc:Han}+"
+    HAN "+"
     "|" PREFIX UPPER "*" LOWER "+" CONTRACTION
     "|" PREFIX UPPER "+" LOWER "*" CONTRACTION
-    "|\\p{N}{1,3}"
-    "| ?[^" W "\\p{L}\\p{N}]+[\\r\\n]*"
+    "|[" N "]{1,3}"
+    "| ?[^" W L N "]+[\\r\\n]*"
     "|[" W "]*[\\r\\n]+"
     "|[" W "]+(?![^" W "])"
     "|[" W "]+";
