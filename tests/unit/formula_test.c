@@ -102,7 +102,7 @@ static int open_world(void **state)
 {
     static struct k3_world w;
 
-    k3_world_formula(&w, &k3_formula_tiny);
+    k3_world_formula(&w);
     *state = &w;
     return 0;
 }

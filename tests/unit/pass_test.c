@@ -15,32 +15,79 @@
 
 #define N_IDS 150 /* past two blocks of 64 positions */
 
-static const uint32_t full_mixed[] = { 1, 4, 0 }, full_one[] = { 1, 0 }, full_last[] = { 3, 0 };
+#define N_SHAPES 5
+static struct k3_mk_opts shapes[N_SHAPES];
 
-/* Odd sizes everywhere, MLA first, top-k 1, none of the switches on, F32. */
-static const struct k3_formula_shape odd_shape = {
-    .hidden = 45, .layers = 5, .vocab = 101, .kda_heads = 5, .kda_dim = 6, .taps = 3, .a_log_len = 5, .mla_heads = 3,
-    .q_lora = 19, .kv_lora = 21, .nope = 5, .rope = 3, .v_dim = 7, .experts = 11, .top_k = 1, .shared = 1, .latent = 32,
-    .inner = 64, .dense = 33, .first_dense = 2, .block = 2, .full_attn = full_mixed, .routed_scale = 2.5f,
-    .lower_bound = -3, .dtype = K3_F32,
-};
-/* One MLA layer that is MoE, F16, no dense layer. */
-static const struct k3_formula_shape one_layer_shape = {
-    .hidden = 33, .layers = 1, .vocab = 17, .kda_heads = 1, .kda_dim = 4, .taps = 4, .a_log_len = 4, .mla_heads = 1,
-    .q_lora = 5, .kv_lora = 9, .nope = 4, .rope = 1, .v_dim = 3, .experts = 5, .top_k = 2, .shared = 1, .latent = 64,
-    .inner = 32, .dense = 8, .first_dense = 0, .block = 1, .full_attn = full_one, .gate = true, .renormalize = true,
-    .latent_norm = true, .routed_scale = 1, .lower_bound = -5, .dtype = K3_F16,
-};
-/* Every row goes to every expert; wide enough that a matrix has many tiles. */
-static const struct k3_formula_shape every_expert_shape = {
-    .hidden = 160, .layers = 3, .vocab = 211, .kda_heads = 2, .kda_dim = 32, .taps = 4, .a_log_len = 32, .mla_heads = 4,
-    .q_lora = 48, .kv_lora = 40, .nope = 24, .rope = 8, .v_dim = 16, .experts = 6, .top_k = 6, .shared = 2, .latent = 96,
-    .inner = 64, .dense = 320, .first_dense = 1, .block = 2, .full_attn = full_last, .gate = true, .renormalize = true,
-    .latent_norm = true, .routed_scale = 1, .lower_bound = -5, .dtype = K3_BF16,
-};
-static const struct k3_formula_shape *const shapes[] = { &k3_formula_tiny, &odd_shape, &one_layer_shape,
-                                                         &every_expert_shape };
-#define N_SHAPES (sizeof(shapes) / sizeof(shapes[0]))
+static void make_shapes(void)
+{
+    struct k3_config *c;
+
+    for (size_t i = 0; i < N_SHAPES; i++)
+        shapes[i] = (struct k3_mk_opts){ .dtype = K3_BF16, .seed = i + 1, .scatter = i % 2, .flat = i == 2 };
+    shapes[0].formula = true;
+    k3_mk_config_formula(&shapes[0].cfg);
+
+    /* Odd sizes everywhere, MLA first, top-k 1, none of the switches on, F32. */
+    c = &shapes[1].cfg;
+    shapes[1].dtype = K3_F32;
+    k3_mk_config_small(c);
+    k3_mk_config_layers(c, 5, "1,4", false, NULL);
+    c->hidden = 45;
+    c->vocab = 101;
+    c->kda_heads = 5;
+    c->kda_dim = 6;
+    c->conv_taps = 3;
+    c->gate_lower_bound = -3;
+    c->mla_heads = 3;
+    c->q_lora = 19;
+    c->kv_lora = 21;
+    c->qk_nope = 5;
+    c->qk_rope = 3;
+    c->v_dim = 7;
+    c->mla_gate = c->latent_norm = c->renormalize = false;
+    c->n_experts = 11;
+    c->top_k = c->n_shared = 1;
+    c->latent = 32;
+    c->moe_inter = 64;
+    c->dense_inter = 33;
+    c->first_dense = c->res_block = 2;
+    c->routed_scale = 2.5f;
+
+    /* One MLA layer that is MoE, F16, no dense layer. */
+    c = &shapes[2].cfg;
+    shapes[2].dtype = K3_F16;
+    k3_mk_config_small(c);
+    k3_mk_config_layers(c, 1, "1", false, NULL);
+    c->hidden = 33;
+    c->vocab = 17;
+    c->mla_heads = 1;
+    c->q_lora = 5;
+    c->kv_lora = 9;
+    c->qk_nope = 4;
+    c->qk_rope = 1;
+    c->v_dim = 3;
+    c->n_experts = 5;
+    c->top_k = 2;
+    c->first_dense = 0;
+    c->res_block = 1;
+
+    /* Every row goes to every expert; wide enough that a matrix has many tiles. */
+    c = &shapes[3].cfg;
+    k3_mk_config_small(c);
+    k3_mk_config_layers(c, 3, "3", false, NULL);
+    c->hidden = 160;
+    c->vocab = 211;
+    c->n_experts = c->top_k = 6;
+    c->latent = 96;
+    c->dense_inter = 320;
+    c->res_block = 2;
+
+    /* KDA and dense alone: no latent rows, no experts. */
+    c = &shapes[4].cfg;
+    k3_mk_config_small(c);
+    k3_mk_config_layers(c, 4, "none", false, NULL);
+    c->first_dense = 4;
+}
 
 static struct k3_world worlds[N_SHAPES];
 static uint32_t ids[N_SHAPES][N_IDS];
@@ -74,11 +121,12 @@ static void same_state(const struct k3_state *a, const struct k3_state *b, const
 static int open_worlds(void **state)
 {
     (void)state;
+    make_shapes();
     for (size_t i = 0; i < N_SHAPES; i++) {
         struct k3_runner r;
-        uint32_t vocab = shapes[i]->vocab;
+        uint32_t vocab = shapes[i].cfg.vocab;
 
-        k3_world_formula(&worlds[i], shapes[i]);
+        k3_world_make(&worlds[i], &shapes[i]);
         for (uint32_t t = 0; t < N_IDS; t++)
             ids[i][t] = (t * 7919 + t * t % 13 + 5) % vocab;
         base_logits[i] = calloc((size_t)N_IDS * vocab, sizeof(float));
@@ -107,7 +155,7 @@ static void base_lines_are_alive(void **state)
 {
     (void)state;
     for (size_t i = 0; i < N_SHAPES; i++) {
-        uint32_t vocab = shapes[i]->vocab;
+        uint32_t vocab = shapes[i].cfg.vocab;
         float *l = base_logits[i];
 
         for (size_t n = 0; n < (size_t)N_IDS * vocab; n++)
@@ -120,7 +168,7 @@ static void base_lines_are_alive(void **state)
 static void feed_and_compare(size_t shape, struct k3_world_opts o, uint32_t at_once, uint32_t n)
 {
     struct k3_world *w = &worlds[shape];
-    uint32_t vocab = shapes[shape]->vocab;
+    uint32_t vocab = shapes[shape].cfg.vocab;
     struct k3_runner r;
     struct k3_state *s;
     float *logits;
@@ -189,7 +237,7 @@ static void beside_other_sequences(void **state)
     for (size_t i = 0; i < N_SHAPES; i++)
         for (uint32_t threads = 1; threads <= 2; threads++) {
             static const uint32_t step[4] = { 5, 1, 13, 3 };
-            uint32_t vocab = shapes[i]->vocab, at[4] = { 0 };
+            uint32_t vocab = shapes[i].cfg.vocab, at[4] = { 0 };
             struct k3_state *s[4];
             float *logits = calloc(64 * (size_t)vocab, sizeof(float));
             struct k3_runner r;
@@ -222,7 +270,7 @@ static void beside_other_sequences(void **state)
 
 static void rows_that_want_no_logits(void **state)
 {
-    uint32_t vocab = shapes[1]->vocab;
+    uint32_t vocab = shapes[1].cfg.vocab;
     float *logits = calloc(64 * (size_t)vocab, sizeof(float));
     struct k3_state *s = k3_world_state(&worlds[1], N_IDS);
     struct k3_file_source_counts before, skipped, with;
@@ -244,7 +292,7 @@ static void rows_that_want_no_logits(void **state)
     same_bits(logits, base_logits[1] + 11 * vocab, 2 * vocab * sizeof(float), "rows 2 and 3");
     same_bits(logits + 2 * vocab, base_logits[1] + 17 * vocab, vocab * sizeof(float), "row 8");
     assert_int_equal(with.block_bytes - skipped.block_bytes, worlds[1].m->trunk_bytes);
-    assert_int_equal(skipped.block_bytes - before.block_bytes, worlds[1].m->trunk_bytes - 4ull * vocab * shapes[1]->hidden);
+    assert_int_equal(skipped.block_bytes - before.block_bytes, worlds[1].m->trunk_bytes - 4ull * vocab * shapes[1].cfg.hidden);
     assert_int_equal(with.passes, 2);
     free(logits);
     k3_state_free(s);
@@ -254,7 +302,7 @@ static void rows_that_want_no_logits(void **state)
 static void each_expert_once_a_layer(void **state)
 {
     const size_t i = 3;
-    uint32_t vocab = shapes[i]->vocab, moe = shapes[i]->layers - shapes[i]->first_dense;
+    uint32_t vocab = shapes[i].cfg.vocab, moe = shapes[i].cfg.n_layers - shapes[i].cfg.first_dense;
     float *logits = calloc(64 * (size_t)vocab, sizeof(float));
     struct k3_state *s = k3_world_state(&worlds[i], N_IDS);
     struct k3_file_source_counts c;
@@ -266,9 +314,9 @@ static void each_expert_once_a_layer(void **state)
     k3_runner_feed(&r, s, ids[i], 64, 64, logits, NULL);
     k3_file_source_counts(r.file, &c);
     k3_pass_times(r.pass, &t);
-    assert_int_equal(c.experts, moe * shapes[i]->experts);
+    assert_int_equal(c.experts, moe * shapes[i].cfg.n_experts);
     assert_int_equal(t.distinct_experts, c.experts);
-    assert_int_equal(t.routed_rows, 64 * shapes[i]->top_k * moe);
+    assert_int_equal(t.routed_rows, 64 * shapes[i].cfg.top_k * moe);
     assert_true(t.trunk_wait_ns > 0 && t.expert_wait_ns > 0);
     assert_true(t.trunk_wait_ns + t.expert_wait_ns < t.total_ns);
     same_bits(logits, base_logits[i], 64 * (size_t)vocab * sizeof(float), "64 rows");
@@ -281,7 +329,7 @@ static void each_expert_once_a_layer(void **state)
 
 static void a_failed_read_spoils_and_is_repaired(void **state)
 {
-    uint32_t vocab = shapes[0]->vocab;
+    uint32_t vocab = shapes[0].cfg.vocab;
     float logits[7 * 96];
     struct k3_state *s = k3_world_state(&worlds[0], N_IDS);
     struct k3_file_source_counts c;
@@ -356,7 +404,7 @@ static void progress_cancels(void **state)
 
 static void refused_rows_touch_nothing(void **state)
 {
-    uint32_t vocab = shapes[0]->vocab;
+    uint32_t vocab = shapes[0].cfg.vocab;
     struct k3_state *a = k3_world_state(&worlds[0], 4), *b = k3_world_state(&worlds[0], 4);
     struct k3_state *other = k3_world_state(&worlds[1], 4);
     float logits[5 * 96];

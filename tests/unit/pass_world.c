@@ -1,5 +1,6 @@
 #include "tests/unit/pass_world.h"
 
+#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,30 +22,44 @@ void k3_world_open(struct k3_world *w, const char *dir)
     must(k3_file_source_model(&w->m, dir, 0, &err), &err);
 }
 
-void k3_world_formula(struct k3_world *w, const struct k3_formula_shape *s)
+void k3_world_make(struct k3_world *w, const struct k3_mk_opts *opts)
 {
     struct k3_err err = K3_ERR_INIT;
-    char dir[] = "/tmp/k3-pass-XXXXXX";
+    struct k3_mk_plan plan = { 0 };
+    char parent[] = "/tmp/k3-pass-XXXXXX", dir[64];
 
-    if (!mkdtemp(dir))
+    if (!mkdtemp(parent))
         abort();
-    must(k3_formula_write(dir, s, &err), &err);
+    snprintf(dir, sizeof(dir), "%s/model", parent);
+    must(k3_mk_plan_build(&plan, opts, &err), &err);
+    k3_mk_fill_init();
+    must(k3_mk_write(&plan, dir, &err), &err);
+    k3_mk_plan_free(&plan);
     k3_world_open(w, dir);
-    w->temporary = true;
+    strcpy(w->parent, parent);
+}
+
+void k3_world_formula(struct k3_world *w)
+{
+    struct k3_mk_opts opts = { .formula = true, .dtype = K3_BF16 };
+
+    k3_mk_config_formula(&opts.cfg);
+    k3_world_make(w, &opts);
+}
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st;
+    (void)type;
+    (void)ftw;
+    return remove(path);
 }
 
 void k3_world_close(struct k3_world *w)
 {
-    char path[128];
-
     k3_model_close(w->m);
-    if (!w->temporary)
-        return;
-    snprintf(path, sizeof(path), "%s/config.json", w->dir);
-    remove(path);
-    snprintf(path, sizeof(path), "%s/model-00001-of-000001.safetensors", w->dir);
-    remove(path);
-    remove(w->dir);
+    if (w->parent[0])
+        nftw(w->parent, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
 bool k3_runner_open(struct k3_runner *r, struct k3_world *w, struct k3_world_opts o)

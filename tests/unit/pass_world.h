@@ -4,15 +4,16 @@
 
 #include "k3-computed/pass.h"
 #include "tests/unit/file_source.h"
-#include "tests/unit/formula_model.h"
+#include "tools/mkmodel.h"
 
 struct k3_world {
-    char dir[64]; /* removed at close when temporary */
-    bool temporary;
+    char dir[64];
+    char parent[32]; /* of a made model: removed at close, with all below */
     struct k3_model *m;
 };
-/* Both end the program with words when something fails. */
-void k3_world_formula(struct k3_world *w, const struct k3_formula_shape *s);
+/* All end the program with words when something fails. */
+void k3_world_make(struct k3_world *w, const struct k3_mk_opts *opts);
+void k3_world_formula(struct k3_world *w); /* the model of spec/model.md 8.2 */
 void k3_world_open(struct k3_world *w, const char *dir);
 void k3_world_close(struct k3_world *w);
 
