@@ -104,7 +104,7 @@ fail_family() { # fail_family NAME STATUS
     exit "$2"
 }
 member_ended() { # member_ended NAME STATUS
-    local n=$1 how line
+    local n=$1 how line level event
     how=$(end_of "$2")
     m_code[$n]=$2
     if [ -z "$family_ready" ]; then
@@ -117,8 +117,10 @@ member_ended() { # member_ended NAME STATUS
         m_restarts[$n]=$((m_restarts[$n] + 1))
         m_delay[$n]=0
         line="name=$n pid=${m_pid[$n]} $how restarts=${m_restarts[$n]}"
-        say warn member_died "$line"
-        echo "level=warn event=member_died $line at=$(date -u +%Y-%m-%dT%H:%M:%S.%3NZ)" >>"$run_dir/$n.log"
+        level=warn event=member_died
+        [ "$2" -ne 0 ] || level=info event=member_ended # it was asked to
+        say $level $event "$line"
+        echo "level=$level event=$event $line at=$(date -u +%Y-%m-%dT%H:%M:%S.%3NZ)" >>"$run_dir/$n.log"
         start_member "$n"
     else
         m_restarts[$n]=$((m_restarts[$n] + 1))
@@ -170,9 +172,23 @@ take_instance_lock() {
     echo "1 $$" >"$lock_file"
 }
 
+# What `up` was given by its caller (a test's pipes, a terminal's descriptors) must not live as long as we do; and an
+# `up` that was killed must not take us with it.
+cut_loose() {
+    local fd
+    trap '' PIPE
+    for fd in /proc/$$/fd/*; do
+        fd=${fd##*/}
+        if [ "$fd" -gt 3 ] && [ "$fd" -ne 255 ]; then exec {fd}>&-; fi
+    done
+}
+
 supervise() {
     local n pid ids code
-    [ -z "$detached" ] || report "pid $$"
+    if [ -n "$detached" ]; then
+        cut_loose
+        report "pid $$"
+    fi
     take_instance_lock
     : >"$run_log"
     printf '%s\n' "${opt[model]}" >"$run_dir/k3-run.model"

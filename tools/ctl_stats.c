@@ -44,6 +44,19 @@ static const char *human_ns(char out[32], double v)
     return out;
 }
 
+static const char *human_age(char out[32], uint64_t ns)
+{
+    uint64_t s = ns / 1000000000u;
+
+    if (s < 60)
+        snprintf(out, 32, "%.1f s", (double)ns / 1e9);
+    else if (s < 3600)
+        snprintf(out, 32, "%" PRIu64 "m%02us", s / 60, (unsigned)(s % 60));
+    else
+        snprintf(out, 32, "%" PRIu64 "h%02um", s / 3600, (unsigned)(s / 60 % 60));
+    return out;
+}
+
 static const char *human(char out[32], const char *unit, double v)
 {
     if (strcmp(unit, "bytes") == 0)
@@ -111,9 +124,9 @@ static void print_daemon(const struct k3_ctl_sample *s, const struct k3_ctl_samp
         before = NULL;
     seconds = (double)(before ? s->at_ns - before->at_ns : s->up_ns) / 1e9;
     printf("%s  %s  pid %u  generation %u  started %s ago", s->daemon, k3_ctl_liveness(s), s->pid, s->generation,
-           human_ns(up, (double)s->up_ns));
+           human_age(up, s->up_ns));
     if (s->alive)
-        printf("  heartbeat %s ago", human_ns(up, (double)s->beat_age_ns));
+        printf("  heartbeat %s ago", human_age(up, s->beat_age_ns));
     putchar('\n');
     for (uint32_t i = 0; i < s->n; i++) {
         const struct k3_ctl_value *v = &s->value[i];
