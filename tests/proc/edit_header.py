@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Changes the header of a safetensors file for the bad-input tests: edit_header.py FILE HOW.
 
-The header keeps its length (it is padded with spaces), so that only the named thing is wrong.
+The file is written anew with the changed header before the same data, so that only the named thing is wrong.
 """
 import json
 import struct
@@ -38,6 +38,9 @@ with open(path, "r+b") as f:
         out = out.replace('"%s":' % twin, '"%s":' % big, 1)
     if how == "json":
         out = out[:-1]
-    assert len(out) <= n, (len(out), n)
-    f.seek(8)
-    f.write(out.ljust(n).encode())
+    out = out.ljust((len(out) + 7) // 8 * 8).encode()
+    f.seek(8 + n)
+    data = f.read()
+    f.seek(0)
+    f.truncate()
+    f.write(struct.pack("<Q", len(out)) + out + data)
