@@ -67,10 +67,9 @@ static int source_failed_pass(void *self, struct k3_err *err)
 {
     struct k3_shm_source *s = self;
 
+    (void)err;
     s->seek_due = true;
-    if (atomic_load(s->o.stop))
-        return 0;
-    return seek(s, err);
+    return 0;
 }
 
 static int source_experts_begin(void *self, uint32_t layer, const uint16_t *experts, uint32_t n, struct k3_err *err)

@@ -3,9 +3,9 @@
  *
  * Used by one thread.  The meter and the stop flag may be looked at and set by any.
  *
- * Seek.  After a failed or cancelled pass the stream has to begin anew with the next pass.  The stop flag that cancelled the pass
- * would cancel that seek too, so a seek that did not come about is noted (seek_due) and done before the first row block of
- * the next pass. */
+ * Seek.  After a failed or cancelled pass the stream has to begin anew.  That is done before the first row block of the
+ * next pass and not at once: the stop flag that cancelled the pass would cancel the seek too, and a trunkd that ran ahead
+ * over a file that cannot be read would fail the next pass with an error that may be mended by then. */
 #ifndef K3_COMPUTED_SHM_SOURCE_H
 #define K3_COMPUTED_SHM_SOURCE_H
 
