@@ -19,6 +19,7 @@
 #define SLICE_BYTES (1u << 20)   /* of a tensor, made at once; a multiple of 64 */
 #define BUFFER_BYTES (8u << 20)
 #define N_BUFFERS 3
+#define LUMP_BYTES (64u << 20)   /* sent to the disk at once */
 
 struct buffer {
     uint8_t *data;
@@ -39,6 +40,7 @@ struct out {
     const struct k3_mk_plan *p;
     char *tmp; /* the directory while it is being made */
     uint64_t done_bytes, all_bytes;
+    uint32_t done_shards;
     struct timespec began, last_said;
 };
 
@@ -66,8 +68,9 @@ static void progress(struct out *o, bool end)
     if (s < 2 || (!end && since(&o->last_said) < 2))
         return;
     clock_gettime(CLOCK_MONOTONIC, &o->last_said);
-    fprintf(stderr, "%swrote %.2f of %.2f GB, %.2f GB/s%s", tty ? "\r" : "", (double)o->done_bytes / 1e9,
-            (double)o->all_bytes / 1e9, (double)o->done_bytes / 1e9 / s, !tty || end ? "\n" : "   ");
+    fprintf(stderr, "%swrote %u of %u shards, %.3f of %.3f GB, %.2f GB/s%s", tty ? "\r" : "", o->done_shards,
+            o->p->n_shards, (double)o->done_bytes / 1e9, (double)o->all_bytes / 1e9, (double)o->done_bytes / 1e9 / s,
+            !tty || end ? "\n" : "   ");
 }
 
 /* Waits for a buffer to be full or empty.  false: stop. */
@@ -143,7 +146,7 @@ static int write_all(int fd, const void *data, size_t n, uint64_t off, const cha
 /* Takes full buffers until the shard's data is written. */
 static int take(struct out *o, struct maker *k, int fd, uint64_t off, const char *path, struct k3_err *err)
 {
-    uint64_t left = o->p->shards[k->shard].data_bytes, sent = off;
+    uint64_t left = o->p->shards[k->shard].data_bytes, dropped = off, sent = off;
     int rc = 0;
 
     for (size_t at = 0; left && rc == 0; at++) {
@@ -156,17 +159,18 @@ static int take(struct out *o, struct maker *k, int fd, uint64_t off, const char
         mark(k, b, false);
         if (rc < 0)
             break;
-        sync_file_range(fd, (off_t)off, (off_t)n, SYNC_FILE_RANGE_WRITE);
         off += n;
         left -= n;
         o->done_bytes += n;
-        if (off - sent >= 128u << 20) { /* what was sent a while ago is mostly written: wait for it, drop it */
-            uint64_t until = off - (64u << 20);
-
-            sync_file_range(fd, (off_t)sent, (off_t)(until - sent),
-                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-            posix_fadvise(fd, (off_t)sent, (off_t)(until - sent), POSIX_FADV_DONTNEED);
-            sent = until;
+        if (off - sent >= LUMP_BYTES) {
+            sync_file_range(fd, (off_t)sent, (off_t)(off - sent), SYNC_FILE_RANGE_WRITE);
+            if (sent > dropped) { /* the lump before: mostly written by now; wait for the rest, drop it */
+                sync_file_range(fd, (off_t)dropped, (off_t)(sent - dropped),
+                                SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+                posix_fadvise(fd, (off_t)dropped, (off_t)(sent - dropped), POSIX_FADV_DONTNEED);
+                dropped = sent;
+            }
+            sent = off;
         }
         progress(o, false);
     }
@@ -282,8 +286,11 @@ static int write_dir(struct out *o, const char *out, struct k3_err *err)
 
     if (mkdir(o->tmp, 0755) < 0)
         return k3_refuse(err, -errno, "mkdir %s: %s", o->tmp, strerror(errno));
-    for (uint32_t i = 0; i < o->p->n_shards && rc == 0; i++)
+    for (uint32_t i = 0; i < o->p->n_shards && rc == 0; i++) {
         rc = interrupted ? k3_fail(err, -EINTR, "interrupted; nothing was made") : write_shard(o, i, err);
+        o->done_shards += rc == 0;
+        progress(o, false);
+    }
     if (rc == 0)
         rc = write_texts(o, err);
     if (rc == 0 && renameat2(AT_FDCWD, o->tmp, AT_FDCWD, out, RENAME_NOREPLACE) < 0)
