@@ -23,7 +23,8 @@ enum k3_expertd_stat {
     K3_XS_DEMANDS, K3_XS_HITS, K3_XS_MISSES, K3_XS_JOINED, K3_XS_PREFETCHES, K3_XS_PREFETCH_HITS,
     K3_XS_PREFETCH_DROPPED, K3_XS_READ_BYTES, K3_XS_READS, K3_XS_READ_NS, K3_XS_DEMAND_NS, K3_XS_IN_FLIGHT,
     K3_XS_EVICTIONS, K3_XS_SLOTS, K3_XS_SLOTS_READY, K3_XS_SLOTS_LENT, K3_XS_SLOT_BYTES, K3_XS_QUEUED, K3_XS_ERRORS,
-    K3_XS_RETRIES, K3_XS_ATTACHES, K3_XS_STALE_DROPPED, K3_XS_TAKEN_OVER, K3_XS_PROTOCOL_ERRORS, K3_XS_HUGE_BYTES,
+    K3_XS_RETRIES, K3_XS_ATTACHES, K3_XS_STALE_DROPPED, K3_XS_TAKEN_OVER, K3_XS_RENEWED, K3_XS_PROTOCOL_ERRORS,
+    K3_XS_HUGE_BYTES,
     K3_XS_N
 };
 extern const struct k3_stat_def k3_expertd_stat_defs[K3_XS_N];
@@ -59,7 +60,7 @@ struct k3_expertd {
     uint32_t n_slots;
     uint64_t slot_bytes, slots_off_bytes, data_bytes, n_experts_all;
     uint64_t attach; /* the client's attach number that is served; 0 none */
-    uint32_t n_adopted;
+    uint32_t n_adopted, n_renewed;
     bool published;  /* our segments have their names */
     bool rang;       /* completions were pushed since the bell was rung */
 };

@@ -34,6 +34,7 @@ const struct k3_stat_def k3_expertd_stat_defs[K3_XS_N] = {
     [K3_XS_ATTACHES] = { "attaches", "count", "times that a computed attached", K3_COUNTER },
     [K3_XS_STALE_DROPPED] = { "stale_dropped", "count", "ring entries of an earlier attach", K3_COUNTER },
     [K3_XS_TAKEN_OVER] = { "taken_over", "count", "experts taken over from the dead predecessor", K3_GAUGE },
+    [K3_XS_RENEWED] = { "renewed", "count", "slots that the dead predecessor was reading into", K3_GAUGE },
     [K3_XS_PROTOCOL_ERRORS] = { "protocol_errors", "count", "ring entries or indices that cannot be", K3_COUNTER },
     [K3_XS_HUGE_BYTES] = { "huge_bytes", "bytes", "part of the arena in 2 MiB pages", K3_GAUGE },
 };
@@ -98,6 +99,7 @@ static int renew_reading(struct k3_expertd *d, struct k3_err *err)
         rc = k3_seg_renew(&d->data, d->slots_off_bytes + i * d->slot_bytes, d->slot_bytes, err);
         if (rc < 0)
             return rc;
+        d->n_renewed++;
         rec[i].lent = 0;
         atomic_store_explicit(&rec[i].state, K3_SLOT_EMPTY, memory_order_release);
     }
@@ -310,10 +312,11 @@ int k3_expertd_open(struct k3_expertd *d, struct k3_err *err)
     k3_stat_set(st, K3_XS_SLOT_BYTES, d->slot_bytes);
     k3_stat_set(st, K3_XS_SLOTS_READY, k3_slots_n_ready(d->slots));
     k3_stat_set(st, K3_XS_TAKEN_OVER, d->n_adopted);
+    k3_stat_set(st, K3_XS_RENEWED, d->n_renewed);
     k3_stat_set(st, K3_XS_HUGE_BYTES, huge_bytes);
     k3_log(K3_LOG_INFO, "arena",
-           "slots=%u slot_bytes=%" PRIu64 " experts=%" PRIu64 " taken_over=%u huge_bytes=%" PRIu64 " io=%s", d->n_slots,
-           d->slot_bytes, d->n_experts_all, d->n_adopted, huge_bytes, k3_reader_how(d->reader));
+           "slots=%u slot_bytes=%" PRIu64 " experts=%" PRIu64 " taken_over=%u renewed=%u huge_bytes=%" PRIu64 " io=%s",
+           d->n_slots, d->slot_bytes, d->n_experts_all, d->n_adopted, d->n_renewed, huge_bytes, k3_reader_how(d->reader));
     k3_daemon_on_stop(d->daemon, on_stop, d);
     return 0;
 }

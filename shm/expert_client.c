@@ -20,7 +20,7 @@
 #include "shm/expert_ring.h"
 
 #define EXPERTD "k3-expertd"
-#define TICK_NS 50000000ull
+#define TICK_NS 20000000ull
 
 struct arena {
     struct k3_seg seg;
@@ -277,7 +277,7 @@ static int announce(struct k3_expert_client *c, struct k3_err *err)
 
 static int wait_tick(uint64_t until_ns)
 {
-    struct timespec ts = { 0, TICK_NS / 5 };
+    struct timespec ts = { 0, TICK_NS / 4 };
 
     if (k3_now_ns() >= until_ns)
         return -ETIMEDOUT;

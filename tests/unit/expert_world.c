@@ -136,7 +136,7 @@ static void write_config(struct k3_xw *w)
                "\"intermediate_size\":64,\"attn_res_block_size\":3,\"kda_num_heads\":2,\"kda_head_dim\":16,"
                "\"short_conv_kernel_size\":4,\"gate_lower_bound\":-5.0,\"full_attn_layers\":[2],"
                "\"situ_beta\":4.0,\"situ_linear_beta\":25.0}\n",
-            s->n_layers, s->n_experts, s->top_k, s->latent, s->inner, K3_TEST_DENSE);
+            s->n_layers, s->n_experts, s->top_k, s->latent, s->inner, K3_XW_DENSE);
     assert_int_equal(fclose(f), 0);
 }
 
@@ -168,7 +168,7 @@ static void add_experts(struct k3_xw *w, struct out_list *shard, const struct k3
     uint8_t *bytes = w->bytes;
     size_t n = 0;
 
-    for (uint32_t layer = K3_TEST_DENSE; layer < c->n_layers; layer++)
+    for (uint32_t layer = K3_XW_DENSE; layer < c->n_layers; layer++)
         for (uint32_t e = 0; e < c->n_experts; e++) {
             uint32_t file = (uint32_t)k3_xw_random(w, w->shape.n_files);
 
@@ -224,7 +224,7 @@ static void write_checkpoint(struct k3_xw *w)
         w->len_bytes[t] = (uint64_t)n_rows * n_cols;
         w->expert_bytes += w->len_bytes[t];
     }
-    n_all = (size_t)(c.n_layers - K3_TEST_DENSE) * c.n_experts;
+    n_all = (size_t)(c.n_layers - K3_XW_DENSE) * c.n_experts;
     w->bytes = malloc(n_all * w->expert_bytes + 8);
     w->place = calloc(n_all * K3_EXPERT_TENSORS + 1, sizeof(*w->place));
     assert_true(w->bytes && w->place);
@@ -244,20 +244,45 @@ static void write_checkpoint(struct k3_xw *w)
     free(shard);
 }
 
+/* A test that fails leaves its world open; its daemon and files go with the program. */
+#define WORLDS_MAX 64
+static struct k3_xw left_open[WORLDS_MAX];
+
+static struct k3_xw *noted(const char *instance)
+{
+    for (int i = 0; i < WORLDS_MAX; i++)
+        if (strcmp(left_open[i].instance, instance) == 0)
+            return &left_open[i];
+    return &left_open[0];
+}
+
+static void remove_all(struct k3_xw *w);
+
+static void close_the_rest(void)
+{
+    for (int i = 0; i < WORLDS_MAX; i++)
+        if (left_open[i].instance[0])
+            remove_all(&left_open[i]);
+}
+
 void k3_xw_open(struct k3_xw *w, const struct k3_xw_shape *shape)
 {
     static unsigned number;
     struct k3_err err = K3_ERR_INIT;
 
+    if (number == 0)
+        atexit(close_the_rest);
     *w = (struct k3_xw){ .shape = *shape, .random = 0x9e3779b97f4a7c15ull + shape->seed };
     for (int i = 0; i < 2; i++) {
-        snprintf(w->dir[i], sizeof(w->dir[i]), "/tmp/k3-t-expert-XXXXXX");
+        snprintf(w->dir[i], sizeof(w->dir[i]), "%s/k3-t-expert-XXXXXX",
+                 i && shape->two_devices ? "/dev/shm" : "/tmp");
         assert_non_null(mkdtemp(w->dir[i]));
     }
     snprintf(w->instance, sizeof(w->instance), "t-expert-%d-%u", (int)getpid(), number++);
     snprintf(w->log, sizeof(w->log), "%s/log", w->dir[0]);
     if (k3_rundir(w->rundir, sizeof(w->rundir), w->instance, true, &err) < 0)
         fail_msg("%s", err.text);
+    *noted("") = *w;
     write_checkpoint(w);
     struct k3_model_opts o = { .dirs = (const char *const[]){ w->dir[0], w->dir[1] }, .n_dirs = 2 };
     if (k3_model_open(&w->m, &o, &err) < 0)
@@ -275,17 +300,25 @@ static void remove_tree(const char *dir)
     waitpid(pid, NULL, 0);
 }
 
-void k3_xw_close(struct k3_xw *w)
+static void remove_all(struct k3_xw *w)
 {
-    if (w->daemon > 0)
-        k3_xw_daemon_kill(w);
+    if (w->daemon > 0) {
+        kill(w->daemon, SIGKILL);
+        waitpid(w->daemon, NULL, 0);
+    }
     k3_seg_unlink(w->instance, "expert");
     k3_seg_unlink(w->instance, "expertdata");
     k3_seg_unlink(w->instance, "k3-expertd.stats");
-    k3_model_close(w->m);
     for (int i = 0; i < 2; i++)
         remove_tree(w->dir[i]);
     remove_tree(w->rundir);
+}
+
+void k3_xw_close(struct k3_xw *w)
+{
+    remove_all(w);
+    *noted(w->instance) = (struct k3_xw){ 0 };
+    k3_model_close(w->m);
     free(w->bytes);
     free(w->place);
 }
@@ -329,17 +362,19 @@ void k3_xw_daemon_start(struct k3_xw *w, const char *const *options)
     if (w->daemon == 0) {
         int fd = open(w->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
 
+        dup2(fd, 1);
         dup2(fd, 2);
         execv(path, (char **)(uintptr_t)argv);
         _exit(127);
     }
+    noted(w->instance)->daemon = w->daemon;
 }
 
 void k3_xw_daemon_kill(struct k3_xw *w)
 {
     kill(w->daemon, SIGKILL);
     waitpid(w->daemon, NULL, 0);
-    w->daemon = 0;
+    noted(w->instance)->daemon = w->daemon = 0;
 }
 
 int k3_xw_daemon_stop(struct k3_xw *w)
@@ -348,7 +383,7 @@ int k3_xw_daemon_stop(struct k3_xw *w)
 
     kill(w->daemon, SIGTERM);
     waitpid(w->daemon, &status, 0);
-    w->daemon = 0;
+    noted(w->instance)->daemon = w->daemon = 0;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
@@ -363,6 +398,27 @@ uint64_t k3_xw_stat(struct k3_xw *w, const char *name)
     v = k3_stats_value(&s, name);
     k3_stats_close(&s);
     return v;
+}
+
+void k3_xw_stat_wait(struct k3_xw *w, const char *name, uint64_t value)
+{
+    for (int i = 0; i < 4000 && k3_xw_stat(w, name) != value; i++)
+        nanosleep(&(struct timespec){ 0, 5000000 }, NULL);
+    assert_int_equal(k3_xw_stat(w, name), value);
+}
+
+uint64_t k3_xw_log_sum(struct k3_xw *w, const char *key)
+{
+    FILE *f = fopen(w->log, "r");
+    char line[2048], *at;
+    uint64_t sum = 0;
+
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f))
+        if ((at = strstr(line, key)))
+            sum += strtoull(at + strlen(key), NULL, 10);
+    fclose(f);
+    return sum;
 }
 
 void k3_xw_log_wait(struct k3_xw *w, const char *text)
@@ -404,7 +460,7 @@ const char *k3_xw_cache(struct k3_xw *w, uint32_t n_slots, char *out, size_t len
 
 void k3_xw_check_view(struct k3_xw *w, const struct k3_expert_view *v)
 {
-    const uint8_t *want = w->bytes + ((uint64_t)(v->layer - K3_TEST_DENSE) * w->shape.n_experts + v->expert) *
+    const uint8_t *want = w->bytes + ((uint64_t)(v->layer - K3_XW_DENSE) * w->shape.n_experts + v->expert) *
                                          w->expert_bytes;
 
     for (uint32_t t = 0; t < K3_EXPERT_TENSORS; t++) {

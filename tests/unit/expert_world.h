@@ -7,12 +7,13 @@
 
 #include "shm/expert.h"
 
-#define K3_TEST_DENSE 1u /* first layers without experts */
+#define K3_XW_DENSE 1u /* first layers without experts */
 
 struct k3_xw_shape {
     uint32_t n_layers, n_experts, top_k, latent, inner;
     uint32_t n_files;   /* expert shards, spread over both directories */
     bool scattered;     /* the six tensors of an expert lie apart, and in different files */
+    bool two_devices;   /* the second directory lies in /dev/shm */
     uint32_t seed;
 };
 struct k3_xw {
@@ -40,8 +41,12 @@ void k3_xw_daemon_start(struct k3_xw *w, const char *const *options);
 void k3_xw_daemon_kill(struct k3_xw *w);      /* SIGKILL, reaped */
 int k3_xw_daemon_stop(struct k3_xw *w);       /* SIGTERM; its exit status */
 uint64_t k3_xw_stat(struct k3_xw *w, const char *name);
+/* Waits until the value is this one; fails the test when that does not happen. */
+void k3_xw_stat_wait(struct k3_xw *w, const char *name, uint64_t value);
 /* Waits until a line of the daemon's log contains text. */
 void k3_xw_log_wait(struct k3_xw *w, const char *text);
+/* Sum of the numbers behind "key=" over the whole log. */
+uint64_t k3_xw_log_sum(struct k3_xw *w, const char *key);
 
 struct k3_expert_client *k3_xw_client(struct k3_xw *w);
 /* "--cache-gb" value for n slots. */
