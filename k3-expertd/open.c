@@ -67,8 +67,8 @@ static int size_arena(struct k3_expertd *d, struct k3_err *err)
     if (n < needed)
         return k3_refuse(err, -ENOSPC,
                          "--cache-gb %.4g: gives %" PRIu64 " slots of %" PRIu64 " bytes, one layer of one row needs %" PRIu64
-                         "; give at least --cache-gb %.4g", (double)d->opt.cache_bytes / 1e9, n, d->slot_bytes, needed,
-                         (double)(needed * d->slot_bytes + 999999) / 1e9);
+                         "; give at least --cache-gb %.6f", (double)d->opt.cache_bytes / 1e9, n, d->slot_bytes, needed,
+                         (double)((needed * d->slot_bytes + 999) / 1000) / 1e6);
     if (n > MAX_SLOTS)
         n = MAX_SLOTS;
     d->n_slots = (uint32_t)n;
