@@ -80,7 +80,8 @@ static int show(void *arg, enum k3_channel channel, const char *text, size_t len
     x->shown = channel;
     if (rc == 0)
         rc = k3_router_write(text, len_bytes);
-    x->line_open = true;
+    x->line_open = text[len_bytes - 1] != '\n';
+    x->any_text = true;
     return rc;
 }
 
@@ -95,8 +96,7 @@ static void on_progress(void *arg, const struct k3_ask_progress *p)
 {
     struct k3_exchange *x = arg;
 
-    if (!x->line_open || x->ask.generated.n == 0)
-        k3_progress_show(x->progress, p, x->ask.generated.n);
+    k3_progress_show(x->progress, p, x->ask.generated.n, x->line_open && x->stdout_tty);
 }
 
 static void on_notice(void *arg, const char *line)
@@ -104,7 +104,7 @@ static void on_notice(void *arg, const char *line)
     struct k3_exchange *x = arg;
 
     k3_progress_erase(x->progress);
-    fprintf(stderr, "%sk3-router: %s\n", x->line_open && isatty(STDERR_FILENO) ? "\n" : "", line);
+    fprintf(stderr, "%sk3-router: %s\n", x->line_open && x->stdout_tty ? "\n" : "", line);
 }
 
 static int on_logits(void *arg, const void *bytes, size_t len_bytes)
@@ -205,7 +205,10 @@ int k3_exchange_run(struct k3_exchange *x, struct k3_err *err)
                                   .logits = o->logits ? on_logits : NULL,
                                   .progress = x->progress ? on_progress : NULL };
     struct k3_ask_peer peer = { x->r->rundir, o->instance, o->wait_s };
-    int rc = k3_ask_run(&x->ask, &peer, &hooks, err), flush;
+    int rc, flush;
+
+    x->stdout_tty = isatty(STDOUT_FILENO);
+    rc = k3_ask_run(&x->ask, &peer, &hooks, err);
 
     flush = k3_answer_finish(&x->answer);
     k3_progress_erase(x->progress);

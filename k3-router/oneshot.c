@@ -57,7 +57,7 @@ static int print_end(const struct k3_exchange *x, const struct k3_err *failed)
     else if (!x->r->t && !failed)
         for (size_t i = 0; i < x->ask.generated.n; i++)
             rc |= k3_buf_printf(&b, i ? ",%u" : "%u", x->ask.generated.id[i]);
-    if (rc == 0 && (b.len_bytes || x->line_open || !failed))
+    if (rc == 0 && (b.len_bytes || x->any_text || !failed))
         rc = k3_buf_puts(&b, "\n");
     if (rc == 0)
         rc = k3_router_write(b.bytes, b.len_bytes);

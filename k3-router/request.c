@@ -152,7 +152,8 @@ struct run {
     bool submitted;        /* once, by this run */
     bool contact;          /* somebody has answered this run */
     bool noticed;          /* the outage has had its line */
-    double from, progress; /* of poll */
+    bool gone;             /* it has said that it is shutting down */
+    double from;           /* of poll */
 };
 
 static bool interrupted(const struct run *r)
@@ -171,10 +172,25 @@ static void notice(struct run *r, const char *what)
     r->h->notice(r->h->arg, line);
 }
 
+/* An outage: waits a little.  0: try again.  Negative: it has lasted for too long. */
+static int pause_lost(struct run *r, struct k3_err *err)
+{
+    static const struct timespec pause = { 0, RETRY_NS };
+    const struct k3_ask_peer *p = r->peer;
+
+    if (r->lost_ns == 0)
+        r->lost_ns = k3_now_ns();
+    if (k3_now_ns() - r->lost_ns >= p->wait_s * 1000000000ull)
+        return k3_no_peer(err, -ETIMEDOUT, "k3-computed of instance \"%s\" did not come back within %u s; start it with: "
+                          "run/k3-run up --instance %s, then go on with: k3-router --resume %s", p->instance, p->wait_s,
+                          p->instance, r->a->id);
+    nanosleep(&pause, NULL);
+    return 0;
+}
+
 /* Nobody answered.  0: try again.  Negative: give up. */
 static int lost(struct run *r, struct k3_err *err)
 {
-    static const struct timespec pause = { 0, RETRY_NS };
     const struct k3_ask_peer *p = r->peer;
     int code = err->code;
     bool alive = k3_lock_alive(p->rundir, "k3-computed");
@@ -184,16 +200,9 @@ static int lost(struct run *r, struct k3_err *err)
                           " start it with: run/k3-run up --instance %s", p->instance, p->rundir, p->instance);
     if (code == -ETIMEDOUT && alive) /* it is only busy: never acted on */
         return 0;
-    if (r->lost_ns == 0)
-        r->lost_ns = k3_now_ns();
     if (!alive)
         notice(r, "went away; waiting for it");
-    if (k3_now_ns() - r->lost_ns >= p->wait_s * 1000000000ull)
-        return k3_no_peer(err, code, "k3-computed of instance \"%s\" did not come back within %u s; start it with: "
-                          "run/k3-run up --instance %s, then go on with: k3-router --resume %s", p->instance, p->wait_s,
-                          p->instance, r->a->id);
-    nanosleep(&pause, NULL);
-    return 0;
+    return pause_lost(r, err);
 }
 
 /* A reply with ok false, as an error of ours. */
@@ -219,7 +228,6 @@ static int call(struct run *r, const cJSON *request, int timeout_ms, cJSON **rep
     int rc = k3_client_call(r->client, request, timeout_ms, reply, err);
 
     if (rc == 0) {
-        r->lost_ns = 0;
         r->contact = true;
         return 0;
     }
@@ -240,13 +248,13 @@ static int submit(struct run *r, bool *due, struct k3_err *err)
     if (a->has_logits)
         cJSON_ReplaceItemInObjectCaseSensitive(a->submit, "logits", cJSON_CreateFalse());
     rc = call(r, a->submit, CALL_MS, &reply, err);
-    if (rc == 0 && reply && !is_ok(reply))
+    if (rc == 0 && reply && !is_ok(reply)) {
         rc = refused(reply, err);
-    if (rc == 0 && reply) {
+        if (err->exit_status == K3_EXIT_NO_PEER && (r->submitted || a->resumed)) /* it is shutting down */
+            rc = pause_lost(r, err);
+    } else if (rc == 0 && reply) {
         r->submitted = true;
-        r->noticed = false;
         r->from = 0;
-        r->progress = 0;
         *due = false;
     }
     cJSON_Delete(reply);
@@ -298,6 +306,7 @@ static int take_token(struct run *r, const cJSON *event, struct k3_err *err)
         return rc;
     if (!a->first_ns)
         a->first_ns = k3_now_ns();
+    r->noticed = false; /* it goes on: another outage is worth another line */
     rc = r->h->token(r->h->arg, (uint32_t)token);
     if (rc > 0) {
         tell(r, "cancel");
@@ -375,6 +384,10 @@ static int take_events(struct run *r, const cJSON *events, struct k3_err *err)
         } else if (strcmp(type->valuestring, "error") == 0) {
             text = cJSON_GetObjectItemCaseSensitive(e, "message");
             get_number(e, "code", 1, 4, &code);
+            if (code == K3_EXIT_NO_PEER) { /* it is shutting down: its successor gets what there is */
+                r->gone = true;
+                return 0;
+            }
             rc = k3_fail(err, -EREMOTEIO, "%s", cJSON_IsString(text) ? text->valuestring : "failed without words");
             err->exit_status = (int)code;
         }
@@ -392,7 +405,6 @@ static void take_progress(struct run *r, const cJSON *p)
 
     if (!cJSON_IsObject(p) || !r->h->progress)
         return;
-    get_number(p, "seq", 0, 9e15, &r->progress);
     if (cJSON_IsString(phase))
         out.phase = phase->valuestring;
     if (cJSON_IsString(waiting))
@@ -418,8 +430,7 @@ static int poll_once(struct run *r, bool *unknown, struct k3_err *err)
     cJSON_AddStringToObject(request, "cmd", "poll");
     cJSON_AddStringToObject(request, "id", r->a->id);
     cJSON_AddNumberToObject(request, "from", r->from);
-    if (r->h->progress)
-        cJSON_AddNumberToObject(request, "progress_from", r->progress);
+    /* Without progress_from: every reply has the progress, and a reply for every layer would cost more than it tells. */
     cJSON_AddNumberToObject(request, "wait_ms", POLL_MS);
     rc = call(r, request, CALL_MS, &reply, err);
     cJSON_Delete(request);
@@ -432,6 +443,14 @@ static int poll_once(struct run *r, bool *unknown, struct k3_err *err)
     } else {
         get_number(reply, "next", 0, 9e15, &r->from);
         rc = take_events(r, cJSON_GetObjectItemCaseSensitive(reply, "events"), err);
+        if (!r->gone) {
+            r->lost_ns = 0;
+        } else if (rc == 0) {
+            notice(r, "went away; waiting for it");
+            rc = pause_lost(r, err); /* until it is gone it knows the id and only says the same again */
+        }
+        *unknown = r->gone;
+        r->gone = false;
         if (rc == 0 && r->a->end == K3_ASK_RUNNING)
             take_progress(r, cJSON_GetObjectItemCaseSensitive(reply, "progress"));
     }

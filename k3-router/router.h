@@ -75,7 +75,8 @@ struct k3_exchange {
     struct k3_progress_line *progress; /* NULL: none */
     bool live;                         /* text goes to stdout as it comes */
     bool thinking_live;                /* thinking too, dimmed */
-    bool line_open;                    /* stdout is in the middle of a line */
+    bool stdout_tty, any_text;
+    bool line_open;                    /* the text on stdout is in the middle of a line */
     bool stops_at_interrupt;
     enum k3_channel shown;             /* channel of the last live text */
 };
@@ -100,10 +101,12 @@ int k3_router_terminal(struct k3_router *r, struct k3_err *err);
 /* Writes all of it to stdout. */
 int k3_router_write(const char *bytes, size_t len_bytes);
 
-/* progress.c: one line on stderr, rewritten in place and erased before other output.  Shown after delay_ms. */
+/* progress.c: one line on stderr, rewritten in place and erased before other output.  Shown after delay_ms.  below: the
+ * terminal's cursor stands in unfinished text; the line goes under it. */
 struct k3_progress_line;
 struct k3_progress_line *k3_progress_open(unsigned delay_ms); /* NULL when stderr is no terminal */
-void k3_progress_show(struct k3_progress_line *p, const struct k3_ask_progress *what, size_t n_tokens);
+void k3_progress_show(struct k3_progress_line *p, const struct k3_ask_progress *what, size_t n_tokens,
+                      bool below);
 void k3_progress_erase(struct k3_progress_line *p);
 void k3_progress_close(struct k3_progress_line *p);
 

@@ -218,7 +218,7 @@ static int converse(struct terminal *t, const char *line, size_t len_bytes, stru
         x.progress = k3_progress_open(300);
         rc = k3_exchange_run(&x, &failed);
         k3_progress_close(x.progress);
-        if (x.line_open)
+        if (x.any_text)
             out = k3_router_write("\n", 1);
         if (rc == 0 && x.ask.end == K3_ASK_CANCELLED)
             say("(stopped)\n");

@@ -1,0 +1,145 @@
+#!/usr/bin/env bats
+# An answer survives the router and k3-computed: --resume after SIGKILL, waiting for a k3-computed that went away.
+load helpers
+
+# 1,429 tokens of noise, a few seconds; greedy answers of the demo model are over too soon to be interrupted.
+LONG=(--raw --temperature 100 --top-p 1 --seed 8 --max-tokens 1500)
+
+setup_file() {
+    up --ctx 2048
+    export STATE=$BATS_FILE_TMPDIR/state
+    printf 'Tell me' | router --state-dir "$STATE" "${LONG[@]}" >"$BATS_FILE_TMPDIR/whole"
+    [ "$(wc -c <"$BATS_FILE_TMPDIR/whole")" -gt 4000 ]
+}
+teardown_file() { down; }
+setup() { STATE=$BATS_TEST_TMPDIR/state; }
+
+start() { # start OPTION...: the long answer in the background; sets PID
+    printf 'Tell me' >"$BATS_TEST_TMPDIR/in"
+    "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "$STATE" "${LONG[@]}" "$@" <"$BATS_TEST_TMPDIR/in" \
+        >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+    PID=$!
+}
+journal() { ls "$STATE"/*.journal 2>/dev/null; }
+wait_tokens() { # wait_tokens N: until the journal holds N tokens
+    for _ in $(seq 600); do
+        [ -n "$(journal)" ] && [ "$(grep -c '^t ' "$(journal)")" -ge "$1" ] && return 0
+        sleep 0.02
+    done
+    return 1
+}
+
+@test "the router is killed in the middle and --resume gives the whole answer" {
+    start
+    wait_tokens 100
+    kill -KILL $PID
+    wait $PID || true
+    [ "$(grep -c '^t ' "$(journal)")" -lt 1400 ]
+    ! grep -q '^end' "$(journal)"
+    id=$(basename "$(journal)" .journal)
+    timeout 60 "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "$STATE" --resume "$id" >"$BATS_TEST_TMPDIR/again"
+    cmp "$BATS_TEST_TMPDIR/again" "$BATS_FILE_TMPDIR/whole"
+    tail -1 "$(journal)" | grep -qx 'end stop 128[12]'
+    # What was shown before was the beginning of it, and a second time the journal alone is enough.
+    cmp -n "$(wc -c <"$BATS_TEST_TMPDIR/out")" "$BATS_TEST_TMPDIR/out" "$BATS_FILE_TMPDIR/whole"
+    router --instance t-nobody --state-dir "$STATE" --resume "$id" | cmp - "$BATS_FILE_TMPDIR/whole"
+    [ "$(router --state-dir "$STATE" --resume "$id" --json | jq -r .finish_reason)" = stop ]
+}
+
+@test "no token is shown that is not in the journal" {
+    for n in 40 90 170; do
+        rm -rf "$STATE"
+        start
+        wait_tokens $n
+        kill -KILL $PID
+        wait $PID || true
+        # The journal's tokens as text, from an answer cut to that length.
+        printf 'Tell me' | router --state-dir "$BATS_TEST_TMPDIR/s2" "${LONG[@]}" --max-tokens "$(grep -c '^t ' "$(journal)")" \
+            >"$BATS_TEST_TMPDIR/covered"
+        cmp -n "$(wc -c <"$BATS_TEST_TMPDIR/out")" "$BATS_TEST_TMPDIR/out" "$BATS_TEST_TMPDIR/covered"
+        rm -rf "$BATS_TEST_TMPDIR/s2"
+    done
+}
+
+@test "k3-computed and the router both die; --resume submits again what the journal holds" {
+    start
+    wait_tokens 150
+    kill -KILL $PID
+    wait $PID || true
+    kill -KILL "$(pid_of k3-computed)"
+    sleep 0.3
+    ctl wait --timeout 20
+    printf 't 9' >>"$(journal)" # a torn last line
+    id=$(basename "$(journal)" .journal)
+    router --state-dir "$STATE" --resume "$id" | cmp - "$BATS_FILE_TMPDIR/whole"
+}
+
+@test "k3-computed is killed; the router waits, says one line and goes on to the byte" {
+    start
+    wait_tokens 60
+    kill -KILL "$(pid_of k3-computed)"
+    wait $PID
+    cmp "$BATS_TEST_TMPDIR/out" "$BATS_FILE_TMPDIR/whole"
+    cat "$BATS_TEST_TMPDIR/err"
+    [ "$(wc -l <"$BATS_TEST_TMPDIR/err")" -eq 1 ]
+    grep -qE 'k3-computed (went away; waiting for it|was restarted); [0-9]+ tokens are safe' "$BATS_TEST_TMPDIR/err"
+}
+
+@test "k3-computed stops in good order and is started again; the answer goes on to the byte" {
+    start
+    wait_tokens 60
+    kill -TERM "$(pid_of k3-computed)"
+    wait $PID
+    cmp "$BATS_TEST_TMPDIR/out" "$BATS_FILE_TMPDIR/whole"
+    cat "$BATS_TEST_TMPDIR/err"
+    [ "$(wc -l <"$BATS_TEST_TMPDIR/err")" -eq 1 ]
+    grep -qE 'k3-computed (went away; waiting for it|was restarted); [0-9]+ tokens are safe' "$BATS_TEST_TMPDIR/err"
+}
+
+@test "an interrupt cancels the answer; the family lives; the journal says so" {
+    start
+    wait_tokens 50
+    kill -INT $PID
+    status=0
+    wait $PID || status=$?
+    [ "$status" -eq 1 ]
+    grep -q 'cancelled after' "$BATS_TEST_TMPDIR/err"
+    tail -1 "$(journal)" | grep -qx 'end cancelled'
+    [ "$(router --state-dir "$STATE" <<<"What is the capital of France?")" = "The capital of France is Paris." ]
+}
+
+@test "a request that another router shows is not resumed twice" {
+    start
+    wait_tokens 50
+    run router --state-dir "$STATE" --resume "$(basename "$(journal)" .journal)"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"another k3-router"* ]]
+    kill -INT $PID
+    wait $PID || true
+}
+
+@test "nobody there: exit 3 at once, and how to start" {
+    start=$SECONDS
+    run router --instance t-nobody --state-dir "$STATE" <<<x
+    [ "$status" -eq 3 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == *"run/k3-run up --instance t-nobody"* ]]
+    [ $((SECONDS - start)) -le 5 ]
+}
+
+@test "nobody comes back: exit 3 after --wait, and how to go on" {
+    up --instance "$INSTANCE-b" --ctx 2048
+    printf 'Tell me' >"$BATS_TEST_TMPDIR/in"
+    "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" "${LONG[@]}" --wait 2 <"$BATS_TEST_TMPDIR/in" \
+        >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+    PID=$!
+    wait_tokens 50
+    "$ROOT/run/k3-run" down --instance "$INSTANCE-b" >/dev/null
+    status=0
+    wait $PID || status=$?
+    cat "$BATS_TEST_TMPDIR/err"
+    id=$(basename "$(journal)" .journal)
+    [ "$status" -eq 3 ]
+    grep -q -- "--resume $id" "$BATS_TEST_TMPDIR/err"
+    router --state-dir "$STATE" --resume "$id" | cmp - "$BATS_FILE_TMPDIR/whole"
+}

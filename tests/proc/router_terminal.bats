@@ -1,0 +1,118 @@
+#!/usr/bin/env bats
+# k3-router at a terminal (tmux): conversation, history, commands, Ctrl-C in its three meanings, the progress line.
+load helpers
+
+setup_file() {
+    command -v tmux >/dev/null || return 0
+    up --ctx 2048 --ring-mb 2 --trunk-gb 0.0022 # hardly anything pinned, so that a pass needs k3-trunkd
+}
+teardown_file() { down; }
+setup() {
+    command -v tmux >/dev/null || skip "tmux is not installed"
+    STATE=$BATS_TEST_TMPDIR/state
+}
+teardown() { t kill-server 2>/dev/null || true; }
+
+t() { tmux -L "$INSTANCE" -f /dev/null "$@" 3>&- 4>&-; }
+open() { # open OPTION...: a router in an 80 x 24 terminal
+    t new-session -d -x 80 -y 24 "$K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE $*; echo left with \$?; sleep 60"
+    prompt
+}
+screen() { t capture-pane -p; }
+shows() { # shows REGEX: waits until a line of the screen matches
+    for _ in $(seq 200); do
+        screen | grep -qE -- "$1" && return 0
+        sleep 0.05
+    done
+    screen
+    return 1
+}
+prompt() { # waits until the last line is an empty prompt
+    for _ in $(seq 200); do
+        [ "$(screen | grep -v '^ *$' | tail -1 | tr -d ' ')" = ">" ] && return 0
+        sleep 0.05
+    done
+    screen
+    return 1
+}
+type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
+
+@test "a conversation, with history over two runs" {
+    open
+    type "What is the capital of France?"
+    shows '^The capital of France is Paris\.$'
+    type "Wo ist Österreich? 你好"
+    shows '^> Wo ist Österreich\? 你好$'
+    prompt
+    t send-keys C-d
+    shows 'left with 0'
+    t kill-server
+    open
+    t send-keys Up
+    shows '^> Wo ist Österreich\? 你好$'
+    t send-keys Up
+    shows '^> What is the capital of France\?$'
+    t send-keys Enter
+    shows '^The capital of France is Paris\.$'
+    type /quit
+    shows 'left with 0'
+}
+
+@test "commands" {
+    open
+    type /help
+    shows '^/system TEXT'
+    type "/think on"
+    shows 'thinking is on'
+    type "What is the capital of Italy?"
+    shows 'Italy: Rome\.'
+    shows '^The capital of Italy is Rome\.$'
+    t capture-pane -p -e | grep 'Italy: Rome' | grep -q $'\e\[2m' # thinking is dimmed
+    type /reset
+    shows 'a new conversation'
+    type "/system Be brief."
+    shows 'with this system message'
+    type /nonsense
+    shows 'no such command'
+    type /quit
+    shows 'left with 0'
+}
+
+@test "Ctrl-C stops the answer, then drops a line, then leaves" {
+    open --raw --temperature 100 --top-p 1 --seed 8 --max-tokens 1500
+    type "Tell me"
+    for _ in $(seq 100); do [ "$(screen | wc -c)" -gt 400 ] && break; sleep 0.05; done
+    t send-keys C-c
+    shows '^\(stopped\)$'
+    prompt
+    [ -n "$(pid_of k3-computed)" ]
+    tail -qn 1 "$STATE"/*.journal | grep -qx 'end cancelled'
+    t send-keys -l "half a line"
+    shows '> half a line'
+    t send-keys C-c
+    shows 'half a line\^C$'
+    prompt
+    ! screen | grep -q 'left with'
+    t send-keys C-c
+    shows 'again, or Ctrl-D'
+    ! screen | grep -q 'left with'
+    t send-keys C-c
+    shows 'left with 0'
+    [ "$(router --state-dir "$STATE" <<<"What is the capital of France?")" = "The capital of France is Paris." ]
+}
+
+@test "the progress line says what the pass waits for and is gone before text" {
+    open
+    trunkd=$(pid_of k3-trunkd)
+    kill -STOP "$trunkd"
+    type "What is the capital of France?"
+    shows '^(prefill|decode) +layer [0-9]+/9 .*\(waiting for trunk\)$' || {
+        kill -CONT "$trunkd"
+        return 1
+    }
+    kill -CONT "$trunkd"
+    shows '^The capital of France is Paris\.$'
+    ! screen | grep -qE 'layer [0-9]+/'
+    type /quit
+    shows 'left with 0'
+}
