@@ -294,13 +294,28 @@ static void *shrink(void *p, size_t n, size_t one)
     return q ? q : p;
 }
 
+/* A device directory holds copies that are faster to read: they come before the model directory's own. */
+static int open_index(struct k3_build *b, const struct k3_model_opts *opts, struct k3_err *err)
+{
+    const char **dirs = malloc(opts->n_dirs * sizeof(*dirs));
+    int rc;
+
+    if (!dirs)
+        return k3_fail(err, -ENOMEM, "no memory for the names of %zu directories", opts->n_dirs);
+    for (size_t i = 0; i < opts->n_dirs; i++)
+        dirs[i] = opts->dirs[(i + 1) % opts->n_dirs];
+    rc = k3_index_open(&b->ix, dirs, opts->n_dirs, err);
+    free(dirs);
+    return rc;
+}
+
 static int build(struct k3_build *b, const struct k3_model_opts *opts, struct k3_err *err)
 {
     struct k3_model *m = b->m;
     int rc;
 
     if ((rc = k3_config_read(&m->cfg, opts->dirs[0], opts->n_layers, err)) < 0 ||
-        (rc = k3_index_open(&b->ix, opts->dirs, opts->n_dirs, err)) < 0 || (rc = allocate(b, err)) < 0)
+        (rc = open_index(b, opts, err)) < 0 || (rc = allocate(b, err)) < 0)
         return rc;
     k3_sha256_init(&b->digest);
     digest_config(&b->digest, &m->cfg);

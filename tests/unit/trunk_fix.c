@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -212,6 +213,11 @@ uint64_t k3_tf_trunk_bytes(const struct k3_tf *t, uint32_t ring_mb, unsigned sha
 
 pid_t k3_tf_start(const struct k3_tf *t, const struct k3_trunkd_opt *opt)
 {
+    return k3_tf_start_after(t, opt, NULL);
+}
+
+pid_t k3_tf_start_after(const struct k3_tf *t, const struct k3_trunkd_opt *opt, void (*before)(void))
+{
     pid_t pid;
 
     fflush(NULL);
@@ -223,10 +229,15 @@ pid_t k3_tf_start(const struct k3_tf *t, const struct k3_trunkd_opt *opt)
         char log[128];
         int rc, fd;
 
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves no daemon behind */
+        if (before)
+            before();
         snprintf(log, sizeof(log), "%s/log", t->dir);
         fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-        if (fd >= 0)
+        if (fd >= 0) {
             dup2(fd, 2);
+            dup2(fd, 1);
+        }
         d.opt = *opt;
         d.model = k3_tf_model(t);
         rc = k3_trunkd_open(&d, &err);
@@ -262,6 +273,27 @@ void k3_tf_kill(pid_t pid)
 {
     kill(pid, SIGKILL);
     reap(pid);
+}
+
+bool k3_tf_wait_ready(const struct k3_tf *t, pid_t pid)
+{
+    char text[40], path[128], line[2048];
+
+    snprintf(text, sizeof(text), " pid=%d ", (int)pid);
+    snprintf(path, sizeof(path), "%s/log", t->dir);
+    for (int i = 0; i < 3000; i++) {
+        FILE *f = fopen(path, "r");
+        bool has = false;
+
+        while (f && !has && fgets(line, sizeof(line), f))
+            has = strstr(line, "event=ready") && strstr(line, text);
+        if (f)
+            fclose(f);
+        if (has)
+            return true;
+        usleep(10000);
+    }
+    return false;
 }
 
 bool k3_tf_log_has(const struct k3_tf *t, const char *text)

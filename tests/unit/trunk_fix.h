@@ -44,6 +44,8 @@ struct k3_trunkd_opt k3_tf_opt(const struct k3_tf *t);
 uint64_t k3_tf_trunk_bytes(const struct k3_tf *t, uint32_t ring_mb, unsigned share);
 /* Runs a daemon in a child process, its log in DIR/log.  Does not wait for readiness. */
 pid_t k3_tf_start(const struct k3_tf *t, const struct k3_trunkd_opt *opt);
+pid_t k3_tf_start_after(const struct k3_tf *t, const struct k3_trunkd_opt *opt, void (*before)(void)); /* in the child */
+bool k3_tf_wait_ready(const struct k3_tf *t, pid_t pid);
 int k3_tf_stop(pid_t pid);  /* SIGTERM; the exit status */
 void k3_tf_kill(pid_t pid); /* SIGKILL and reap */
 bool k3_tf_log_has(const struct k3_tf *t, const char *text);

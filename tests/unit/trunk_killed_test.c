@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -68,7 +69,9 @@ static pid_t start_killer(const struct k3_tf *t, const struct k3_trunkd_opt *opt
         for (int i = 0; i < n_kills; i++) {
             pid_t daemon = k3_tf_start(t, &o);
 
-            usleep((useconds_t)(1000 * (60 + k3_tf_below(&rng, most_ms))));
+            if (k3_tf_below(&rng, 4)) /* else perhaps while it starts */
+                k3_tf_wait_ready(t, daemon);
+            usleep((useconds_t)(1000 * k3_tf_below(&rng, most_ms)));
             k3_tf_kill(daemon);
             if (write(p[1], "k", 1) != 1)
                 _exit(1);
@@ -147,31 +150,6 @@ static void killed_twenty_times(void **state)
     }
 }
 
-static void wait_ready(const struct k3_tf *t, int generation)
-{
-    char text[64];
-
-    snprintf(text, sizeof(text), "event=ready daemon=" K3_TRUNKD_NAME " pid=");
-    for (int i = 0; i < 1000; i++) {
-        char gen[32];
-        FILE *f;
-        char path[128], line[2048];
-        bool has = false;
-
-        snprintf(gen, sizeof(gen), " generation=%d ", generation);
-        snprintf(path, sizeof(path), "%s/log", t->dir);
-        f = fopen(path, "r");
-        while (f && fgets(line, sizeof(line), f))
-            has |= strstr(line, text) && strstr(line, gen);
-        if (f)
-            fclose(f);
-        if (has)
-            return;
-        usleep(10000);
-    }
-    fail_msg("generation %d is not ready", generation);
-}
-
 /* The successor must not touch the ring before the consumer's seek: it may be multiplying a block that lies there. */
 static void a_held_block_survives_take_over(void **state)
 {
@@ -192,7 +170,7 @@ static void a_held_block_survives_take_over(void **state)
     assert_int_equal(k3_trunk_reader_rows(r, 3, 0, 1, &rows, &err), 0);
     k3_tf_kill(pid);
     pid = k3_tf_start(&t, &opt);
-    wait_ready(&t, 2);
+    assert_true(k3_tf_wait_ready(&t, pid));
     usleep(300000);
     k3_tf_check_rows(&t, 3, 0, 1, rows);
     assert_true(k3_tf_log_has(&t, "taken_over=1"));
@@ -207,8 +185,8 @@ static void a_held_block_survives_take_over(void **state)
     k3_tf_close(&t);
 }
 
-/* The bytes after the end of a file, in the page that holds it, are the only ones of the ring that no read writes.  So
- * they tell whether the ring was renewed: not before the consumer's seek, certainly after it. */
+/* The bytes after the end of a file, in the page that holds it, are the only ones of the ring that no (buffered) read
+ * writes.  So they tell whether the ring was renewed: not before the consumer's seek, certainly after it. */
 static void the_ring_is_renewed_at_the_first_seek(void **state)
 {
     const struct k3_tf_spec one = { .seed = 77, .n_files = 1, .n_matrices = 3, .n_residents = 1,
@@ -226,6 +204,7 @@ static void the_ring_is_renewed_at_the_first_seek(void **state)
     (void)state;
     k3_tf_open(&t, &one);
     opt = k3_tf_opt(&t);
+    opt.direct = "off"; /* a direct read fills the file's last page with what is on the disk behind its end */
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 1);
     begin(r);
@@ -238,7 +217,7 @@ static void the_ring_is_renewed_at_the_first_seek(void **state)
     ring = data.base + l->ring_off;
     memset(ring, 0xaa, l->ring_bytes); /* what a dead daemon's reads may do at any time */
     pid = k3_tf_start(&t, &opt);
-    wait_ready(&t, 2);
+    assert_true(k3_tf_wait_ready(&t, pid));
     usleep(200000);
     assert_int_equal(ring[0], 0xaa);
     assert_int_equal(ring[end], 0xaa);
@@ -291,7 +270,7 @@ static void pins_survive(void **state)
     next(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0); /* with nobody there: all is in memory */
     pid = k3_tf_start(&t, &opt);
-    wait_ready(&t, 2);
+    assert_true(k3_tf_wait_ready(&t, pid));
     assert_int_equal(stat_value(&t, "pinned_loaded_bytes"), t.m->trunk_bytes);
     begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
@@ -300,6 +279,32 @@ static void pins_survive(void **state)
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);
     k3_tf_close(&t);
+}
+
+static ino_t data_inode(const struct k3_tf *t)
+{
+    struct k3_seg data = K3_SEG_INIT;
+    struct k3_err err = K3_ERR_INIT;
+    struct stat st;
+
+    assert_int_equal(k3_seg_open(&data, t->instance, K3_TRUNK_DATA_SEG, false, &err), 0);
+    assert_int_equal(fstat(data.fd, &st), 0);
+    k3_seg_close(&data);
+    return st.st_ino;
+}
+
+static bool is_mapped(ino_t inode)
+{
+    unsigned long long at;
+    char line[1024];
+    bool mapped = false;
+    FILE *f = fopen("/proc/self/maps", "r");
+
+    while (f && fgets(line, sizeof(line), f))
+        mapped |= sscanf(line, "%*s %*s %*s %*s %llu", &at) == 1 && at == inode;
+    if (f)
+        fclose(f);
+    return mapped;
 }
 
 /* A normal stop removes the data segment: its successor's is another one, and the address of the residents stays. */
@@ -320,8 +325,12 @@ static void a_new_data_segment_keeps_the_resident_address(void **state)
     r = k3_tf_reader(&t, 1);
     assert_int_equal(k3_trunk_reader_resident(r, &resident, &err), 0);
     for (int i = 0; i < 3; i++) {
+        ino_t old;
+
         begin(r);
         k3_tf_walk(&t, r, t.m->n_pieces / 2, 0);
+        old = data_inode(&t);
+        assert_true(is_mapped(old));
         assert_int_equal(k3_tf_stop(pid), 0);
         /* Other pins and another ring: the reader goes by what the new one says. */
         opt.ring_mb = i == 0 ? 4 : 2;
@@ -330,9 +339,42 @@ static void a_new_data_segment_keeps_the_resident_address(void **state)
         begin(r);
         k3_tf_walk(&t, r, t.m->n_pieces, 0);
         k3_tf_check_resident(&t, resident);
+        assert_false(is_mapped(old)); /* nothing is held twice */
         next(r);
         k3_tf_walk(&t, r, t.m->n_pieces, 0);
     }
+    k3_trunk_reader_close(r);
+    assert_int_equal(k3_tf_stop(pid), 0);
+    k3_tf_close(&t);
+}
+
+/* The same sizes and pins, but of another model: not one byte of it is taken over. */
+static void another_model_takes_nothing_over(void **state)
+{
+    struct k3_tf t;
+    struct k3_trunkd_opt opt;
+    struct k3_trunk_reader *r;
+    pid_t pid;
+
+    (void)state;
+    k3_tf_open(&t, &spec);
+    opt = k3_tf_opt(&t);
+    opt.trunk_bytes = k3_tf_trunk_bytes(&t, 2, 256);
+    pid = k3_tf_start(&t, &opt);
+    r = k3_tf_reader(&t, 1);
+    begin(r);
+    k3_tf_walk(&t, r, t.m->n_pieces, 0);
+    k3_trunk_reader_close(r);
+    k3_tf_kill(pid);
+    t.spec.seed++; /* other bytes */
+    t.m->digest[5] ^= 1;
+    for (uint32_t i = 0; i < t.m->n_files; i++)
+        k3_tf_write_file(&t, i);
+    pid = k3_tf_start(&t, &opt);
+    r = k3_tf_reader(&t, 2);
+    begin(r);
+    k3_tf_walk(&t, r, t.m->n_pieces, 0);
+    assert_false(k3_tf_log_has(&t, "taken_over=1"));
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);
     k3_tf_close(&t);
@@ -518,6 +560,7 @@ int main(void)
         cmocka_unit_test(the_ring_is_renewed_at_the_first_seek),
         cmocka_unit_test(pins_survive),
         cmocka_unit_test(a_new_data_segment_keeps_the_resident_address),
+        cmocka_unit_test(another_model_takes_nothing_over),
         cmocka_unit_test(other_options_after_a_kill),
         cmocka_unit_test(stop_ends_a_wait_for_a_dead_daemon),
         cmocka_unit_test(consumer_killed),
