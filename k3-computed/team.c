@@ -15,12 +15,20 @@
 #include <unistd.h>
 
 #define LINE 64
+#define THREADS_MAX 4096u
 
-/* One job at a time.
- *   fn .. chunk    caller   plain; before go moves (G, release); workers read after G' (acquire)
- *   next           all      relaxed: it hands out indices and orders nothing
- *   pending        workers  P  decrement (acq_rel) after the last index of that worker; P' acquire (caller)
- * Every worker takes part in every job (it may find nothing left), so no worker can see the fields of a later one. */
+/* One job at a time.  A worker joins a job while it is open; the caller closes it when no index is left to hand out and
+ * waits for those that have joined, never for one that is still waking up.
+ *   fn .. chunk    caller   plain; before the job opens (O, release); workers read after joining (J, acquire)
+ *   next           all      relaxed: it hands out indices and orders nothing; 0 before O
+ *   word           all      number of the job | OPEN | workers in it.  O, C (close): caller.  J, L (leave, release): workers
+ *   bell           workers  counter of news: rung by the one that leaves a closed job last; the caller sleeps on it
+ * The caller changes the fields only when the job is closed and empty, and nobody joins a closed job.  The number of the
+ * job wraps; a worker that slept through exactly that many may miss one, which the others then do. */
+#define ACTIVE 0xffffu
+#define OPEN 0x10000u
+#define ONE_JOB 0x20000u
+
 struct k3_team {
     uint32_t n_threads;
     uint32_t n_started; /* workers that run: worker number 1 .. n_started */
@@ -28,9 +36,9 @@ struct k3_team {
     k3_team_fn *fn;
     void *arg;
     size_t n, chunk;
-    bool stop;
-    _Alignas(LINE) _Atomic uint32_t go; /* counter of news */
-    _Alignas(LINE) _Atomic uint32_t pending;
+    _Alignas(LINE) _Atomic uint32_t word; /* workers sleep on it */
+    _Atomic bool stop;
+    _Alignas(LINE) _Atomic uint32_t bell;
     _Alignas(LINE) _Atomic size_t next;
 };
 
@@ -65,22 +73,42 @@ static void work(struct k3_team *t, uint32_t worker)
     }
 }
 
+/* Joins the job that is open, unless it is the one numbered `last`; sleeps until there is one.  false: the team ends. */
+static bool join_job(struct k3_team *t, uint32_t last, uint32_t *number)
+{
+    uint32_t word = atomic_load_explicit(&t->word, memory_order_acquire); /* stop is seen with it */
+
+    for (;;) {
+        if (atomic_load_explicit(&t->stop, memory_order_relaxed))
+            return false;
+        if (!(word & OPEN) || (word & ~(ACTIVE | OPEN)) == last) {
+            wait_on(&t->word, word);
+            word = atomic_load_explicit(&t->word, memory_order_acquire);
+        } else if (atomic_compare_exchange_weak_explicit(&t->word, &word, word + 1, memory_order_acquire, /* J */
+                                                         memory_order_acquire)) {
+            *number = word & ~(ACTIVE | OPEN);
+            return true;
+        }
+    }
+}
+
 static void *member_main(void *arg)
 {
     struct k3_team_member *m = arg;
     struct k3_team *t = m->team;
-    uint32_t seen = 0, go;
+    uint32_t number = 0; /* no job has it at the start: the first is ONE_JOB */
 
-    for (;;) {
-        while ((go = atomic_load_explicit(&t->go, memory_order_acquire)) == seen) /* G' */
-            wait_on(&t->go, seen);
-        seen = go;
-        if (t->stop)
-            return NULL;
+    while (join_job(t, number, &number)) {
+        uint32_t before;
+
         work(t, m->worker);
-        if (atomic_fetch_sub_explicit(&t->pending, 1, memory_order_acq_rel) == 1) /* P */
-            wake(&t->pending, 1);
+        before = atomic_fetch_sub_explicit(&t->word, 1, memory_order_release); /* L */
+        if (!(before & OPEN) && (before & ACTIVE) == 1) {
+            atomic_fetch_add_explicit(&t->bell, 1, memory_order_release);
+            wake(&t->bell, 1);
+        }
     }
+    return NULL;
 }
 
 int k3_team_new(struct k3_team **out, uint32_t n_threads, struct k3_err *err)
@@ -89,6 +117,8 @@ int k3_team_new(struct k3_team **out, uint32_t n_threads, struct k3_err *err)
 
     if (n_threads == 0)
         n_threads = k3_cpus_allowed();
+    if (n_threads > THREADS_MAX)
+        return k3_refuse(err, -EINVAL, "team of %u threads: at most %u", n_threads, THREADS_MAX);
     t = aligned_alloc(LINE, sizeof(*t)); /* sizeof is a multiple of its alignment */
     if (!t)
         return k3_fail(err, -ENOMEM, "team of %u threads: no memory", n_threads);
@@ -122,9 +152,9 @@ void k3_team_free(struct k3_team *t)
     if (!t)
         return;
     if (t->n_started) {
-        t->stop = true;
-        atomic_fetch_add_explicit(&t->go, 1, memory_order_release);
-        wake(&t->go, INT_MAX);
+        atomic_store_explicit(&t->stop, true, memory_order_relaxed);
+        atomic_fetch_add_explicit(&t->word, ONE_JOB, memory_order_release); /* so that nobody falls asleep on the old one */
+        wake(&t->word, INT_MAX);
         for (uint32_t w = 1; w <= t->n_started; w++)
             pthread_join(t->members[w].thread, NULL);
     }
@@ -139,7 +169,8 @@ uint32_t k3_team_size(const struct k3_team *t)
 
 void k3_team_run(struct k3_team *t, size_t n, size_t chunk, k3_team_fn *fn, void *arg)
 {
-    uint32_t left;
+    size_t helpers;
+    uint32_t word;
 
     if (chunk == 0)
         chunk = 1;
@@ -153,12 +184,19 @@ void k3_team_run(struct k3_team *t, size_t n, size_t chunk, k3_team_fn *fn, void
     t->n = n;
     t->chunk = chunk;
     atomic_store_explicit(&t->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&t->pending, t->n_started, memory_order_relaxed);
-    atomic_fetch_add_explicit(&t->go, 1, memory_order_release); /* G */
-    wake(&t->go, INT_MAX);
+    word = atomic_load_explicit(&t->word, memory_order_relaxed); /* closed and empty: ours alone */
+    atomic_store_explicit(&t->word, (word + ONE_JOB) | OPEN, memory_order_release); /* O */
+    helpers = (n - 1) / chunk; /* chunks besides our first */
+    wake(&t->word, helpers < t->n_started ? (int)helpers : (int)t->n_started);
     work(t, 0);
-    while ((left = atomic_load_explicit(&t->pending, memory_order_acquire)) != 0) /* P' */
-        wait_on(&t->pending, left);
+    atomic_fetch_and_explicit(&t->word, ~OPEN, memory_order_relaxed); /* C */
+    for (;;) {
+        uint32_t seen = atomic_load_explicit(&t->bell, memory_order_acquire);
+
+        if ((atomic_load_explicit(&t->word, memory_order_acquire) & ACTIVE) == 0) /* pairs with L */
+            return;
+        wait_on(&t->bell, seen);
+    }
 }
 
 /* ---- CPUs ------------------------------------------------------------------------------------------------------ */

@@ -80,6 +80,38 @@ static void many_jobs_in_a_row(void **state)
     k3_team_free(t);
 }
 
+static void nothing(void *arg, size_t i, uint32_t worker)
+{
+    (void)arg;
+    (void)i;
+    (void)worker;
+}
+
+/* A team that ends at once, or just after a job, while its threads are anywhere between waking and sleeping. */
+static void ends_at_any_moment(void **state)
+{
+    (void)state;
+    for (int n = 0; n < 600; n++) {
+        struct k3_team *t = NULL;
+
+        assert_int_equal(k3_team_new(&t, 4, NULL), 0);
+        for (int jobs = n % 3; jobs > 0; jobs--)
+            k3_team_run(t, 8, 1, nothing, NULL);
+        k3_team_free(t);
+    }
+}
+
+static void too_many_threads_are_refused(void **state)
+{
+    struct k3_team *t = NULL;
+    struct k3_err err = K3_ERR_INIT;
+
+    (void)state;
+    assert_true(k3_team_new(&t, 100000, &err) < 0);
+    assert_null(t);
+    assert_int_equal(err.exit_status, K3_EXIT_REFUSED);
+}
+
 static double cpu_seconds(void)
 {
     struct rusage r;
@@ -182,6 +214,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_index_once),       cmocka_unit_test(many_jobs_in_a_row),
+        cmocka_unit_test(ends_at_any_moment),     cmocka_unit_test(too_many_threads_are_refused),
         cmocka_unit_test(waiting_costs_no_cpu),   cmocka_unit_test(quota_of_all_ancestors),
         cmocka_unit_test(some_cpu_is_allowed),
     };
