@@ -58,19 +58,17 @@ static void missing(struct problems *p, enum place place, const char *name)
 static void list_missing(struct problems *p, bool nested)
 {
     static const char *const where[] = { " in text_config", " in text_config.linear_attn_config" };
-    char rest[sizeof(p->text)];
+    char all[2 * sizeof(p->missing[0]) + sizeof(p->text) + 128] = "";
     size_t len = 0;
 
-    memcpy(rest, p->text, p->len + 1);
     for (int i = 0; i < 2; i++)
         if (p->missing[i][0])
-            len += (size_t)snprintf(p->text + len, sizeof(p->text) - len, "%smissing%s: %s", len ? "; " : "",
-                                    nested ? where[i] : "", p->missing[i]);
+            len += (size_t)sprintf(all + len, "%smissing%s: %s", len ? "; " : "", nested ? where[i] : "", p->missing[i]);
+    if (p->text[0])
+        len += (size_t)sprintf(all + len, "%s%s", len ? "; " : "", p->text);
     if (len >= sizeof(p->text))
-        k3_bug("%zu bytes of missing fields", len);
-    if ((size_t)snprintf(p->text + len, sizeof(p->text) - len, "%s%s", len && rest[0] ? "; " : "", rest) >=
-        sizeof(p->text) - len)
-        strcpy(p->text + sizeof(p->text) - 5, " ...");
+        strcpy(all + sizeof(p->text) - 5, " ...");
+    strcpy(p->text, all);
 }
 
 /* How a value reads in an error message. */

@@ -256,11 +256,14 @@ static int overlap(const struct k3_index *ix, const struct k3_tensor *a, const s
 static int check_overlap(const struct k3_index *ix, size_t first, struct k3_err *err)
 {
     size_t n = ix->n_tensors - first, k = 0;
-    const struct k3_tensor *t = ix->tensors + first, **order;
+    const struct k3_tensor *t, **order;
     bool sorted = true;
     uint64_t end = 0;
     int rc = 0;
 
+    if (n == 0)
+        return 0;
+    t = ix->tensors + first;
     for (size_t i = 0; i < n && sorted; i++) {
         sorted = t[i].len_bytes == 0 || t[i].off_bytes >= end;
         end = t[i].len_bytes ? t[i].off_bytes + t[i].len_bytes : end;
