@@ -38,7 +38,7 @@ stop_all() {
     COMPUTED='' EXPERTD='' TRUNKD=''
     rm -rf "$RUN"
     rm -f /dev/shm/k3."$(id -u).$INSTANCE".* # a killed one leaves its segments
-    return 0
+    if grep -A30 -e Sanitizer -e "runtime error" "$LOG"/*.log; then return 1; fi # sanitizer builds
 }
 ask() { timeout 60 "$K3_BUILD/probe/submit_probe" "$RUN" computed.sock; } # ask < requests
 ID=00000000000000000000000000000001

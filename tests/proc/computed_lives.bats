@@ -6,8 +6,8 @@ setup() { rm -f "$LOG"/*.log; }
 teardown() { stop_all; }
 
 undisturbed() { # the tokens of the answer that is disturbed below
-    all_three --ctx 512 --batch-rows 16
-    { submit $ID 200; request collect; } | ask | tail -1 | jq -c .tokens
+    all_three --ctx 4096 --batch-rows 16
+    { submit $ID 400; request collect; } | ask | tail -1 | jq -c .tokens
     stop_all
 }
 
@@ -30,8 +30,8 @@ undisturbed() { # the tokens of the answer that is disturbed below
 
 @test "k3-trunkd and k3-expertd are killed in the middle of an answer: it waits, reattaches, and the answer is the same" {
     right=$(undisturbed)
-    all_three --ctx 512 --batch-rows 16
-    submit $ID 200 | ask >/dev/null
+    all_three --ctx 4096 --batch-rows 16
+    submit $ID 400 | ask >/dev/null
     request poll $ID '"from":20,"wait_ms":5000' | ask >/dev/null
     kill -KILL "$TRUNKD"; wait "$TRUNKD" || true
     logged computed event=trunkd_gone
@@ -49,8 +49,8 @@ undisturbed() { # the tokens of the answer that is disturbed below
 }
 
 @test "an answer is cancelled while k3-trunkd is dead; the next one is right" {
-    all_three --ctx 512 --batch-rows 16
-    submit $ID 400 | ask >/dev/null
+    all_three --ctx 4096 --batch-rows 16
+    submit $ID 4000 | ask >/dev/null
     request poll $ID '"from":5,"wait_ms":5000' | ask >/dev/null
     kill -KILL "$TRUNKD"; wait "$TRUNKD" || true
     logged computed event=trunkd_gone
@@ -62,8 +62,8 @@ undisturbed() { # the tokens of the answer that is disturbed below
 }
 
 @test "SIGTERM in the middle of an answer: the client hears why, and it leaves within two seconds" {
-    all_three --ctx 512 --sequences 2 --batch-rows 16
-    { submit $ID 480; submit 00000000000000000000000000000002 480; submit 00000000000000000000000000000003 480; } | ask >/dev/null
+    all_three --ctx 4096 --sequences 2 --batch-rows 16
+    { submit $ID 4000; submit 00000000000000000000000000000002 4000; submit 00000000000000000000000000000003 4000; } | ask >/dev/null
     request poll $ID '"from":5,"wait_ms":5000' | ask >/dev/null
     request collect 00000000000000000000000000000003 | ask >"$BATS_TEST_TMPDIR/queued" 3>&- &
     probe=$!
@@ -81,8 +81,8 @@ undisturbed() { # the tokens of the answer that is disturbed below
 }
 
 @test "SIGTERM while k3-trunkd is dead in the middle of a pass: it leaves within two seconds" {
-    all_three --ctx 512 --batch-rows 16
-    submit $ID 400 | ask >/dev/null
+    all_three --ctx 4096 --batch-rows 16
+    submit $ID 4000 | ask >/dev/null
     request poll $ID '"from":5,"wait_ms":5000' | ask >/dev/null
     kill -KILL "$TRUNKD" "$EXPERTD"; wait "$TRUNKD" "$EXPERTD" || true
     sleep 0.5
@@ -95,11 +95,11 @@ undisturbed() { # the tokens of the answer that is disturbed below
 @test "a weight that cannot be read fails the answer with code 4, naming file and offset; the next one is answered" {
     MODEL=$BATS_TEST_TMPDIR/model
     cp -r "$DEMO" "$MODEL"
-    all_three --ctx 512 --batch-rows 16
+    all_three --ctx 4096 --batch-rows 16
     for shard in 2 4; do # layers, then embedding and lm_head
         file=$MODEL/model-0000$shard-of-000004.safetensors
         cp "$file" "$BATS_TEST_TMPDIR/whole"
-        submit $ID 450 | ask >/dev/null
+        submit $ID 4000 | ask >/dev/null
         request poll $ID '"from":5,"wait_ms":5000' | ask >/dev/null
         truncate -s 4096 "$file"
         request collect | ask >"$BATS_TEST_TMPDIR/out"

@@ -2,7 +2,7 @@
 # k3-computed over its socket, with real k3-trunkd and k3-expertd on the demo model: answers, refusals, cancelling, draining.
 load computed_helpers
 
-setup_file() { all_three --ctx 512 --sequences 2 --batch-rows 16; echo "$COMPUTED $EXPERTD $TRUNKD" >"$BATS_FILE_TMPDIR/pids"; }
+setup_file() { all_three --ctx 4096 --sequences 2 --batch-rows 16; echo "$COMPUTED $EXPERTD $TRUNKD" >"$BATS_FILE_TMPDIR/pids"; }
 teardown_file() { read -r COMPUTED EXPERTD TRUNKD <"$BATS_FILE_TMPDIR/pids"; stop_all; }
 teardown() { for i in 1 2 3 4; do request forget 0000000000000000000000000000000$i; done | ask >/dev/null; }
 
@@ -42,10 +42,10 @@ teardown() { for i in 1 2 3 4; do request forget 0000000000000000000000000000000
     refused "${ok/$PROMPT/}" "prompt_ids is empty"
     refused "${ok/prompt_ids/prompt}" "prompt_ids is missing"
     refused "${ok/\[$PROMPT\]/7}" "prompt_ids is not an array"
-    refused "${ok/\"max_tokens\":5/\"max_tokens\":485}" "prompt 28 + max_tokens 485 = 513 ids, --ctx is 512"
+    refused "${ok/\"max_tokens\":5/\"max_tokens\":4069}" "prompt 28 + max_tokens 4069 = 4097 ids, --ctx is 4096"
     refused "${ok/\"max_tokens\":5/\"max_tokens\":0}" "max_tokens is 0"
     refused "${ok/\"max_tokens\":5/\"max_tokens\":1.5}" "max_tokens is 1.5"
-    refused "${ok/$PROMPT/$(seq -s, 1 600)}" "the prompt has 600 ids, --ctx is 512"
+    refused "${ok/$PROMPT/$(seq -s, 1 1 4100 | sed 's/[0-9]*/7/g')}" "the prompt has 4100 ids, --ctx is 4096"
     refused "${ok/\"temperature\":0/\"temperature\":-1}" "temperature -1"
     refused "${ok/\"top_p\":1/\"top_p\":0}" "top_p 0"
     refused "${ok/\"min_p\":0/\"min_p\":2}" "min_p 2"
@@ -69,7 +69,7 @@ teardown() { for i in 1 2 3 4; do request forget 0000000000000000000000000000000
 
 @test "cancel ends a running and a queued answer; the other goes on" {
     b=00000000000000000000000000000002 c=00000000000000000000000000000003 d=00000000000000000000000000000004
-    { submit $ID 480; submit $b 480; submit $c 480; submit $d 10; } | ask >/dev/null
+    { submit $ID 4000; submit $b 4000; submit $c 4000; submit $d 10; } | ask >/dev/null
     [ "$(request poll $c | ask | jq -r .state)" = queued ]
     [ "$(request poll $d | ask | jq -r '.progress.ahead')" -ge 1 ]
     { request cancel $c; request cancel $b; } | ask | jq -e .ok
