@@ -8,14 +8,18 @@
 # Members are started with --supervised: they leave when this process is killed.
 
 declare -A m_pid=() m_state=() m_restarts=() m_code=() m_started=() m_due=() m_delay=()
-family_ready='' stopping='' kick='' timer='' waiter='' lock_fd=''
+family_ready='' stopping='' kick='' timer='' waiter='' lock_fd='' now='' now_ms=0
 GRACE=8
 
 say() { # say LEVEL EVENT PAIRS: one line in k3-run.log, and on the terminal in the foreground
-    local line
-    line="level=$1 event=$2 $3 at=$(date -u +%Y-%m-%dT%H:%M:%S.%3NZ)"
-    printf '%s\n' "$line" >>"$run_log"
-    [ -n "$detached" ] || printf '%s\n' "$line" >&2
+    set_now
+    printf '%s\n' "level=$1 event=$2 $3 at=$now" >>"$run_log"
+    [ -n "$detached" ] || printf '%s\n' "level=$1 event=$2 $3 at=$now" >&2
+}
+# Builtins where they will do: on a busy machine each process costs a tenth of a second.
+set_now() { # now: the time of day
+    local t=$EPOCHREALTIME TZ=UTC
+    printf -v now '%(%Y-%m-%dT%H:%M:%S)T.%sZ' "${t%[.,]*}" "${t: -6:3}"
 }
 report() { # report WORDS: to the waiting `up`, which reads fd 3
     [ -z "$detached" ] || printf '%s\n' "$*" >&3 2>/dev/null
@@ -23,7 +27,7 @@ report() { # report WORDS: to the waiting `up`, which reads fd 3
 write_members() {
     local n
     for n in "${member_names[@]}"; do
-        echo "$n ${m_state[$n]} ${m_pid[$n]:--} ${m_restarts[$n]} ${m_code[$n]:-0} ${m_started[$n]:-0}"
+        printf '%s\n' "$n ${m_state[$n]} ${m_pid[$n]:--} ${m_restarts[$n]} ${m_code[$n]:-0} ${m_started[$n]:-0}"
     done >"$members_file.new"
     mv -f -- "$members_file.new" "$members_file"
 }
@@ -37,8 +41,7 @@ start_member() { # start_member NAME
     "${argv[@]}" >>"$run_dir/$n.log" 2>&1 </dev/null {lock_fd}>&- 3>&- &
     m_pid[$n]=$!
     m_state[$n]=running
-    m_started[$n]=$(date +%s)
-    write_members
+    m_started[$n]=$EPOCHSECONDS
 }
 was_ready() { # was_ready NAME: this very process has said so in its log
     grep -q "event=ready .*pid=${m_pid[$1]} " "$run_dir/$1.log"
@@ -120,41 +123,69 @@ member_ended() { # member_ended NAME STATUS
         level=warn event=member_died
         [ "$2" -ne 0 ] || level=info event=member_ended # it was asked to
         say $level $event "$line"
-        echo "level=$level event=$event $line at=$(date -u +%Y-%m-%dT%H:%M:%S.%3NZ)" >>"$run_dir/$n.log"
+        printf '%s\n' "level=$level event=$event $line at=$now" >>"$run_dir/$n.log"
         start_member "$n"
     else
         m_restarts[$n]=$((m_restarts[$n] + 1))
         m_delay[$n]=$((m_delay[$n] == 0 ? 500 : m_delay[$n] * 2 > 10000 ? 10000 : m_delay[$n] * 2))
         m_state[$n]=waiting
-        m_due[$n]=$(($(now_ms) + m_delay[$n]))
+        set_now_ms
+        m_due[$n]=$((now_ms + m_delay[$n]))
         say error member_failed "name=$n pid=${m_pid[$n]} $how next_try_ms=${m_delay[$n]} text=\"$(reason_of "$n" | tr '"' "'")\""
     fi
     write_members
 }
-now_ms() { echo $((${EPOCHREALTIME/[.,]/} / 1000)); }
+set_now_ms() { now_ms=$((${EPOCHREALTIME/[.,]/} / 1000)); }
 
 # How long to sleep when nobody ends: until the next attempt of a member that waits, at most 5 s.
 start_timer() {
-    local n ms=5000 left
+    local n ms=5000 left text
+    set_now_ms
     for n in "${member_names[@]}"; do
         if [ "${m_state[$n]}" = waiting ]; then
-            left=$((m_due[$n] - $(now_ms)))
+            left=$((m_due[$n] - now_ms))
             [ $left -lt 10 ] && left=10
             [ $left -lt $ms ] && ms=$left
         fi
     done
-    sleep "$((ms / 1000)).$(printf %03d $((ms % 1000)))" {lock_fd}>&- 3>&- &
+    printf -v text '%d.%03d' $((ms / 1000)) $((ms % 1000))
+    sleep "$text" {lock_fd}>&- 3>&- &
     timer=$!
 }
 start_due() {
-    local n
+    local n any=''
+    set_now_ms
     for n in "${member_names[@]}"; do
         case ${m_state[$n]} in
-        waiting) if [ -n "$kick" ] || [ "$(now_ms)" -ge "${m_due[$n]}" ]; then start_member "$n"; fi ;;
-        failed) [ -z "$kick" ] || start_member "$n" ;;
+        waiting) [ -n "$kick" ] || [ "$now_ms" -ge "${m_due[$n]}" ] || continue ;;
+        failed) [ -n "$kick" ] || continue ;;
+        *) continue ;;
         esac
+        start_member "$n"
+        any=yes
     done
     kick=''
+    [ -z "$any" ] || write_members
+}
+
+waiter_ended() { # waiter_ended STATUS: of k3ctl wait
+    local text
+    waiter=''
+    if [ "$1" -eq 0 ]; then
+        family_ready=yes
+        rm -f -- "$run_dir/k3-run.wait"
+        say info family_ready "instance=$instance pid=$$"
+        report "ready ${opt[model]}"
+        [ -z "$detached" ] || exec 3>&-
+        return
+    fi
+    text=$(sed 's/^k3ctl: //' "$run_dir/k3-run.wait")
+    say error start_failed "exit=$1 text=\"${text//\"/\'}\""
+    stop_family
+    remove_leftovers
+    report "failed 1 $text"
+    [ -n "$detached" ] || echo "k3-run: $text" >&2
+    exit 1
 }
 
 take_instance_lock() {
@@ -165,7 +196,7 @@ take_instance_lock() {
         exit 2
     fi
     # `down` may have removed the file between our open and our lock.
-    if [ "$(stat -L -c %i "/proc/$BASHPID/fd/$lock_fd")" != "$(stat -c %i "$lock_file" 2>/dev/null)" ]; then
+    if [ ! "/proc/$$/fd/$lock_fd" -ef "$lock_file" ]; then
         report "failed 1 instance \"$instance\" was being taken down; try again"
         exit 1
     fi
@@ -184,7 +215,7 @@ cut_loose() {
 }
 
 supervise() {
-    local n pid ids code
+    local n ids ended
     if [ -n "$detached" ]; then
         cut_loose
         report "pid $$"
@@ -200,47 +231,37 @@ supervise() {
         m_state[$n]=running m_restarts[$n]=0 m_delay[$n]=0
     done
     for n in "${member_names[@]}"; do start_member "$n"; done
+    write_members
     "$bin/k3ctl" --instance "$instance" wait --timeout "${opt[wait]}" >/dev/null 2>"$run_dir/k3-run.wait" \
         {lock_fd}>&- 3>&- &
     waiter=$!
     while [ -z "$stopping" ]; do
         start_due
-        if [ -z "$timer" ]; then start_timer; fi
-        ids=("$timer" ${waiter:+"$waiter"})
+        [ -n "$timer" ] || start_timer
+        # From here to `wait -n` no process may be started: bash forgets, then, which children have ended meanwhile.
+        ids=("$timer")
+        ended=()
         for n in "${member_names[@]}"; do
-            [ "${m_state[$n]}" = running ] && ids+=("${m_pid[$n]}")
+            [ "${m_state[$n]}" = running ] || continue
+            if kill -0 "${m_pid[$n]}" 2>/dev/null; then ids+=("${m_pid[$n]}"); else ended+=("$n"); fi
         done
-        # Whatever ends it, everything is looked at: a child that ended while we were busy is not reported again.
-        wait -n "${ids[@]}" 2>/dev/null
-        [ -z "$stopping" ] || break
-        kill -0 "$timer" 2>/dev/null || timer=''
-        for n in "${member_names[@]}"; do
-            pid=${m_pid[$n]:-}
-            if [ "${m_state[$n]}" = running ] && ! kill -0 "$pid" 2>/dev/null; then
-                wait "$pid" 2>/dev/null
+        if [ -n "$waiter" ]; then
+            if kill -0 "$waiter" 2>/dev/null; then ids+=("$waiter"); else ended+=(waiter); fi
+        fi
+        if [ ${#ended[@]} -eq 0 ]; then
+            wait -n "${ids[@]}" 2>/dev/null
+            kill -0 "$timer" 2>/dev/null || timer=''
+            continue
+        fi
+        for n in "${ended[@]}"; do
+            if [ "$n" = waiter ]; then
+                wait "$waiter" 2>/dev/null
+                waiter_ended $?
+            else
+                wait "${m_pid[$n]}" 2>/dev/null
                 member_ended "$n" $?
             fi
         done
-        if [ -n "$waiter" ] && ! kill -0 "$waiter" 2>/dev/null; then
-            wait "$waiter" 2>/dev/null
-            code=$?
-            waiter=''
-            if [ $code -eq 0 ]; then
-                family_ready=yes
-                rm -f -- "$run_dir/k3-run.wait"
-                say info family_ready "instance=$instance pid=$$"
-                report "ready ${opt[model]}"
-                [ -z "$detached" ] || exec 3>&-
-            else
-                n=$(sed 's/^k3ctl: //' "$run_dir/k3-run.wait")
-                say error start_failed "exit=$code text=\"${n//\"/\'}\""
-                stop_family
-                remove_leftovers
-                report "failed 1 $n"
-                [ -n "$detached" ] || echo "k3-run: $n" >&2
-                exit 1
-            fi
-        fi
     done
     say info stopping "pid=$$ instance=$instance"
     stop_family
