@@ -41,6 +41,7 @@ struct k3_server {
     pthread_mutex_t lock;
     pthread_cond_t news;
     bool leave;          /* under lock */
+    unsigned n_busy;     /* under lock; requests received and not yet answered */
     uint64_t n_accepted; /* under lock; connections that passed the handshake */
     unsigned n_contexts;
     struct context context[];
@@ -73,6 +74,14 @@ static nng_msg *answer(struct k3_server *s, nng_msg *request)
     return out;
 }
 
+static void count_busy(struct k3_server *s, int by)
+{
+    pthread_mutex_lock(&s->lock);
+    s->n_busy += (unsigned)by;
+    pthread_cond_broadcast(&s->news);
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void *serve(void *arg)
 {
     struct context *c = arg;
@@ -88,14 +97,16 @@ static void *serve(void *arg)
             return NULL;
         if (rc != 0)
             continue;
+        count_busy(c->server, 1);
         reply = answer(c->server, nng_aio_get_msg(c->aio));
-        if (!reply)
-            continue; /* the client's timeout tells it */
-        nng_aio_set_msg(c->aio, reply);
-        nng_ctx_send(c->ctx, c->aio);
-        nng_aio_wait(c->aio);
-        if (nng_aio_result(c->aio) != 0)
-            nng_msg_free(reply);
+        if (reply) { /* else the client's timeout tells it */
+            nng_aio_set_msg(c->aio, reply);
+            nng_ctx_send(c->ctx, c->aio);
+            nng_aio_wait(c->aio);
+            if (nng_aio_result(c->aio) != 0)
+                nng_msg_free(reply);
+        }
+        count_busy(c->server, -1);
     }
 }
 
@@ -287,6 +298,8 @@ void k3_server_close(struct k3_server *s)
     pthread_mutex_lock(&s->lock);
     s->leave = true;
     pthread_cond_broadcast(&s->news);
+    while (s->n_busy > 0) /* who asked for the shutdown wants its answer; the threads are joined below in any case */
+        pthread_cond_wait(&s->news, &s->lock);
     pthread_mutex_unlock(&s->lock);
     if (s->has_keeper)
         pthread_join(s->keeper, NULL);

@@ -1,9 +1,12 @@
 /* tests/unit/daemon_test.c: ipc/daemon.c and ipc/log.c.  The daemon is this program again, with "daemon" as its first
  * argument, since a process with nng's threads cannot fork. */
-#include "ipc/daemon.h"
+static void widen(void);
+#define K3_DAEMON_POINT() widen()
+#include "ipc/daemon.c"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -29,10 +32,17 @@ static void nap_ms(long ms)
     nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL);
 }
 
+/* Between the wake-up of the skeleton's thread and its look at the news. */
+static void widen(void)
+{
+    nap_ms(10);
+}
+
 /* ---- the daemon ---- */
 
 static const struct k3_stat_def defs[] = { { "beats", "count", "turns of the loop", K3_COUNTER } };
 static _Atomic int woken;
+static int wake_fd[2];
 
 static int own_command(void *arg, const char *cmd, const cJSON *request, cJSON *reply, struct k3_err *err)
 {
@@ -53,6 +63,8 @@ static void wake(void *arg)
 {
     (void)arg;
     atomic_fetch_add(&woken, 1);
+    if (write(wake_fd[1], "x", 1) != 1)
+        abort();
 }
 
 static int daemon_main(int argc, char **argv)
@@ -70,15 +82,18 @@ static int daemon_main(int argc, char **argv)
         k3_log_err(&err, "testd_stopped");
         return k3_exit_status(rc, &err);
     }
+    if (pipe2(wake_fd, O_CLOEXEC) != 0)
+        return 1;
     k3_daemon_on_stop(d, wake, NULL);
     k3_daemon_ready(d);
     while (!k3_daemon_stopping(d)) {
         k3_stat_add(k3_daemon_stats(d), 0, 1);
         k3_daemon_beat(d);
-        nap_ms(20);
+        /* Woken by on_stop alone: without it this daemon hangs, and the test's deadline shows it. */
+        poll(&(struct pollfd){ wake_fd[0], POLLIN, 0 }, 1, -1);
     }
-    while (atomic_load(&woken) != 1)
-        nap_ms(5); /* on_stop comes exactly once; without it this daemon hangs and the test's deadline shows it */
+    if (atomic_load(&woken) != 1)
+        return 9;
     status = k3_daemon_keep(d) ? 7 : 0;
     k3_daemon_ctl_end(d);
     k3_daemon_close(d);
@@ -282,6 +297,21 @@ static void ends_by_signal_or_request(void **state)
     assert_non_null(strstr(slurp(log), "event=stopping daemon=" NAME " why=SIGINT"));
 }
 
+/* The end of a daemon that is asked to shut down crosses the answer to the request in every possible way. */
+static void shuts_down_every_time(void **state)
+{
+    const char *log = log_path();
+
+    (void)state;
+    for (int i = 0; i < 60; i++) {
+        pid_t pid = start(log, NULL);
+
+        wait_ready();
+        cJSON_Delete(ask("shutdown", NULL, NULL));
+        assert_int_equal(wait_end(pid), 0);
+    }
+}
+
 /* Killed: the page stays readable, the successor takes everything over and counts one generation more. */
 static void killed(void **state)
 {
@@ -470,6 +500,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(life),
         cmocka_unit_test(ends_by_signal_or_request),
+        cmocka_unit_test(shuts_down_every_time),
         cmocka_unit_test(killed),
         cmocka_unit_test(second_one_is_refused),
         cmocka_unit_test(bad_options),
