@@ -316,8 +316,10 @@ static int64_t read_id(const struct source *s, const char *name, uint32_t vocab)
         problem(s->p, "%s is %s at the top and %s in text_config", name, shown(top, buf), shown(text, buf2));
         return -1;
     }
-    if (!vocab || whole(v, 0, (double)vocab - 1))
-        return cJSON_IsNumber(v) ? (int64_t)v->valuedouble : -1;
+    if (!vocab)
+        return -1; /* a fault of its own, and no bound for this one */
+    if (whole(v, 0, (double)vocab - 1))
+        return (int64_t)v->valuedouble;
     problem(s->p, "%s is %s, must be a token id below vocab_size %u", name, shown(v, buf), vocab);
     return -1;
 }

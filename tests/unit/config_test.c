@@ -158,6 +158,7 @@ static void all_faults_in_one_line(void **state)
             (const char *const[]){ "29 faults: missing in text_config: hidden_size,", " attn_res_block_size;",
                                    "missing in text_config.linear_attn_config: num_heads, head_dim,",
                                    ", full_attn_layers" }, 4);
+    refused("{\"eos_token_id\":1e99}", (const char *const[]){ "29 faults" }, 1);
     free(json), free(a), free(b), free(c), free(d);
 }
 
