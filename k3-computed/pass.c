@@ -1,8 +1,8 @@
 /* k3-computed/pass.c: one pass over the model, layer by layer for all rows (spec/model.md 0.2).
  *
- * Results are the same bits for any number of rows, threads, row-block size and kernel set: every value that leaves an
- * operator is computed from one row (and its sequence's state) in one order, written in ops.h and kernels.h; work is
- * divided only between values. */
+ * Results are the same bits for any number of rows, threads, row-block size and kernel set: every
+ * value that leaves an operator is computed from one row (and its sequence's state) in one order,
+ * written in ops.h and kernels.h; work is divided only between values. */
 #include "k3-computed/pass.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@
 
 #define LINE 64u
 
-/* ---- buffers --------------------------------------------------------------------------------------------------- */
+/* ---- buffers ---- */
 
 struct carver {
     char *base; /* NULL: only the sum is wanted */
@@ -42,7 +42,8 @@ static void carve_all(struct k3_pass *p, struct carver *v, const struct k3_confi
 {
     uint64_t h = c->hidden, layers = (uint64_t)c->n_layers + 1;
     uint64_t snaps = ((uint64_t)c->n_layers + c->res_block - 1) / c->res_block;
-    uint64_t u_floats = larger(larger(k3_pass_kda_floats(c), k3_pass_mla_floats(c)), k3_pass_mlp_floats(c));
+    uint64_t u_floats =
+        larger(larger(k3_pass_kda_floats(c), k3_pass_mla_floats(c)), k3_pass_mlp_floats(c));
 
     carve(v, 1, 1, sizeof(*p));
     p->u_floats = u_floats;
@@ -87,12 +88,13 @@ uint64_t k3_pass_thread_bytes(const struct k3_config *c, uint32_t ctx)
 static void *map_bytes(uint64_t bytes)
 {
     void *at = bytes > SIZE_MAX / 2 ? MAP_FAILED
-                                    : mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                                    : mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE,
+                                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     return at == MAP_FAILED ? NULL : at;
 }
 
-/* ---- new and free ---------------------------------------------------------------------------------------------- */
+/* ---- new and free ---- */
 
 /* A head of kv_b is the smallest unit of a row block, so pieces may not cut one. */
 static int check_heads(const struct k3_model *m, struct k3_err *err)
@@ -107,7 +109,8 @@ static int check_heads(const struct k3_model *m, struct k3_err *err)
         for (uint32_t n = 0; n < mat->n_pieces; n++)
             if (m->pieces[mat->first_piece + n].n_rows % head_rows)
                 return k3_refuse(err, -ENOTSUP,
-                                 "layer %d: a head of kv_b_proj (%u rows of %u) is larger than %u bytes and cannot be "
+                                 "layer %d: a head of kv_b_proj (%u rows of %u) is larger than %u "
+                                 "bytes and cannot be "
                                  "streamed whole",
                                  mat->layer, head_rows, mat->n_cols, K3_PIECE_BYTES);
     }
@@ -124,12 +127,13 @@ static void find_tensors(struct k3_pass *p)
         for (int r = 0; r < K3_N_ROLES; r++)
             p->matrix[(size_t)l * K3_N_ROLES + r] = (int32_t)k3_model_matrix(p->m, layer, r);
         for (int r = 0; r < K3_N_RESIDENT_ROLES; r++)
-            p->resident[(size_t)l * K3_N_RESIDENT_ROLES + r] = (int32_t)k3_model_resident(p->m, layer, r);
+            p->resident[(size_t)l * K3_N_RESIDENT_ROLES + r] =
+                (int32_t)k3_model_resident(p->m, layer, r);
     }
 }
 
-int k3_pass_new(struct k3_pass **out, const struct k3_model *m, const struct k3_kernels *k, struct k3_team *team,
-                uint32_t max_rows, struct k3_err *err)
+int k3_pass_new(struct k3_pass **out, const struct k3_model *m, const struct k3_kernels *k,
+                struct k3_team *team, uint32_t max_rows, struct k3_err *err)
 {
     uint64_t bytes = k3_pass_bytes(&m->cfg, max_rows);
     struct carver v = { NULL, 0, false };
@@ -142,8 +146,9 @@ int k3_pass_new(struct k3_pass **out, const struct k3_model *m, const struct k3_
         return rc;
     v.base = map_bytes(bytes);
     if (!v.base)
-        return k3_fail(err, -ENOMEM, "buffers of a pass of %u rows: no %llu bytes of memory; lower --batch-rows", max_rows,
-                       (unsigned long long)bytes);
+        return k3_fail(err, -ENOMEM,
+                       "buffers of a pass of %u rows: no %llu bytes of memory; lower --batch-rows",
+                       max_rows, (unsigned long long)bytes);
     p = (struct k3_pass *)v.base;
     p->len_bytes = bytes;
     p->m = m;
@@ -182,39 +187,45 @@ const float *k3_pass_resident(const struct k3_pass *p, uint32_t layer, enum k3_r
     return p->src->resident + p->m->residents[index].pos / sizeof(float);
 }
 
-/* ---- one pass -------------------------------------------------------------------------------------------------- */
+/* ---- one pass ---- */
 
 /* All that can be refused is refused here, before any state is touched. */
-static int check_rows(struct k3_pass *p, const struct k3_row *rows, uint32_t n_rows, struct k3_err *err)
+static int check_rows(struct k3_pass *p, const struct k3_row *rows, uint32_t n_rows,
+                      struct k3_err *err)
 {
     const struct k3_config *c = p->c;
 
     if (n_rows == 0 || n_rows > p->max_rows)
-        return k3_fail(err, -EINVAL, "pass of %u rows: there is room for 1 to %u", n_rows, p->max_rows);
+        return k3_fail(err, -EINVAL, "pass of %u rows: there is room for 1 to %u", n_rows,
+                       p->max_rows);
     p->n_segs = 0;
     for (uint32_t i = 0; i < n_rows; i++) {
         const struct k3_row *r = &rows[i];
         struct k3_pass_seg *seg = p->n_segs ? &p->seg[p->n_segs - 1] : NULL;
 
         if (r->token >= c->vocab)
-            return k3_refuse(err, -EINVAL, "token id %u: the vocabulary has ids 0 to %u", r->token, c->vocab - 1);
+            return k3_refuse(err, -EINVAL, "token id %u: the vocabulary has ids 0 to %u", r->token,
+                             c->vocab - 1);
         if (!seg || seg->state != r->state) {
             for (uint32_t s = 0; s < p->n_segs; s++)
                 if (p->seg[s].state == r->state)
-                    return k3_fail(err, -EINVAL, "rows of one sequence are not adjacent in the pass (row %u)", i);
+                    return k3_fail(err, -EINVAL,
+                                   "rows of one sequence are not adjacent in the pass (row %u)", i);
             if (r->state->spoilt)
-                return k3_fail(err, -EINVAL, "row %u: the state was spoilt by a failed pass; reset it first", i);
+                return k3_fail(err, -EINVAL,
+                               "row %u: the state was spoilt by a failed pass; reset it first", i);
             if (r->state->len_bytes != k3_state_bytes(c, r->state->ctx))
                 return k3_fail(err, -EINVAL, "row %u: the state belongs to another model", i);
             seg = &p->seg[p->n_segs++];
             *seg = (struct k3_pass_seg){ r->state, i, 0 };
         }
         if (r->position != r->state->positions + seg->n_rows)
-            return k3_fail(err, -EINVAL, "row %u has position %u where the sequence is at %u", i, r->position,
-                           r->state->positions + seg->n_rows);
+            return k3_fail(err, -EINVAL, "row %u has position %u where the sequence is at %u", i,
+                           r->position, r->state->positions + seg->n_rows);
         if (r->position >= r->state->ctx)
-            return k3_refuse(err, -ENOSPC, "position %u: the context has room for %u; give more --ctx", r->position,
-                             r->state->ctx);
+            return k3_refuse(err, -ENOSPC,
+                             "position %u: the context has room for %u; give more --ctx",
+                             r->position, r->state->ctx);
         seg->n_rows++;
     }
     return 0;
@@ -234,7 +245,8 @@ static int grow_scratch(struct k3_pass *p, struct k3_err *err)
     free_scratch(p);
     p->scratch = map_bytes(floats * sizeof(float) * k3_team_size(p->team));
     if (!p->scratch)
-        return k3_fail(err, -ENOMEM, "no memory for %u threads of %llu bytes; lower --threads or --ctx",
+        return k3_fail(err, -ENOMEM,
+                       "no memory for %u threads of %llu bytes; lower --threads or --ctx",
                        k3_team_size(p->team), (unsigned long long)(floats * sizeof(float)));
     p->scratch_floats = floats;
     return 0;
@@ -243,7 +255,7 @@ static int grow_scratch(struct k3_pass *p, struct k3_err *err)
 /* y = attention(x), then prefix = y or prefix + y. */
 static int attention(struct k3_pass *p, uint32_t layer, bool boundary)
 {
-    /* At a boundary the prefix has just been pushed and is empty: the output becomes the new one. */
+    /* At a boundary the prefix has been pushed and is empty: the output becomes the new one. */
     float *out = boundary ? p->prefix : p->y;
     int rc = p->c->kind[layer] == K3_KDA ? k3_pass_kda(p, layer, out) : k3_pass_mla(p, layer, out);
 
@@ -265,12 +277,14 @@ static int run_layer(struct k3_pass *p, uint32_t layer)
     }
     if (boundary) /* mixed first, without the new snapshot; the raw prefix is what is pushed */
         k3_pass_push(p);
-    k3_pass_norm(p, p->x, from, c->hidden, k3_pass_resident(p, layer, K3_R_INPUT_NORM), c->hidden, c->rms_eps);
+    k3_pass_norm(p, p->x, from, c->hidden, k3_pass_resident(p, layer, K3_R_INPUT_NORM), c->hidden,
+                 c->rms_eps);
     rc = attention(p, layer, boundary);
     if (rc < 0)
         return rc;
     k3_pass_mix(p, layer, K3_R_MLP_RES_NORM, K3_R_MLP_RES_PROJ);
-    k3_pass_norm(p, p->x, p->x, c->hidden, k3_pass_resident(p, layer, K3_R_POST_NORM), c->hidden, c->rms_eps);
+    k3_pass_norm(p, p->x, p->x, c->hidden, k3_pass_resident(p, layer, K3_R_POST_NORM), c->hidden,
+                 c->rms_eps);
     rc = k3_layer_is_dense(c, layer) ? k3_pass_dense(p, layer) : k3_pass_moe(p, layer);
     if (rc < 0)
         return rc;
@@ -294,12 +308,13 @@ static int finish(struct k3_pass *p, float *logits)
         p->hooks->layer_out(p->hooks->arg, c->n_layers, p->x, p->n_rows);
     if (n == 0)
         return 0;
-    k3_pass_norm(p, p->x, p->x, h, k3_pass_resident(p, c->n_layers, K3_R_FINAL_NORM), c->hidden, c->rms_eps);
+    k3_pass_norm(p, p->x, p->x, h, k3_pass_resident(p, c->n_layers, K3_R_FINAL_NORM), c->hidden,
+                 c->rms_eps);
     n = 0;
     for (uint32_t i = 0; i < p->n_rows; i++)
         if (p->rows[i].want_logits)
             memmove(p->x + n++ * h, p->x + i * h, h * sizeof(float));
-    return k3_pass_matrix(p, c->n_layers, K3_W_LM_HEAD, logits, c->vocab, p->x, h, n, NULL);
+    return k3_pass_mul(p, c->n_layers, K3_W_LM_HEAD, logits, c->vocab, p->x, h, n, NULL);
 }
 
 static int run_all(struct k3_pass *p, float *logits)
@@ -309,11 +324,13 @@ static int run_all(struct k3_pass *p, float *logits)
     int rc;
 
     for (uint32_t i = 0; i < p->n_rows; i++)
-        if ((rc = p->src->embed(p->src->self, p->rows[i].token, p->prefix + (size_t)i * c->hidden, p->err)) < 0)
+        if ((rc = p->src->embed(p->src->self, p->rows[i].token, p->prefix + (size_t)i * c->hidden,
+                                p->err)) < 0)
             return rc;
     for (uint32_t l = 0; l < c->n_layers; l++) {
         if (hooks && hooks->progress && (rc = hooks->progress(hooks->arg, l, c->n_layers)) != 0)
-            return k3_fail(p->err, rc < 0 ? rc : -ECANCELED, "pass cancelled at layer %u of %u", l, c->n_layers);
+            return k3_fail(p->err, rc < 0 ? rc : -ECANCELED, "pass cancelled at layer %u of %u", l,
+                           c->n_layers);
         if ((rc = run_layer(p, l)) < 0)
             return rc;
         if (hooks && hooks->layer_out)
@@ -324,8 +341,9 @@ static int run_all(struct k3_pass *p, float *logits)
     return p->src->next_pass(p->src->self, p->err);
 }
 
-int k3_pass_run(struct k3_pass *p, struct k3_source *src, const struct k3_row *rows, uint32_t n_rows, float *logits,
-                const struct k3_pass_hooks *hooks, struct k3_err *err)
+int k3_pass_run(struct k3_pass *p, struct k3_source *src, const struct k3_row *rows,
+                uint32_t n_rows, float *logits, const struct k3_pass_hooks *hooks,
+                struct k3_err *err)
 {
     uint64_t t0 = k3_pass_now_ns();
     int rc;

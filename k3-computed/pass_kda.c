@@ -1,5 +1,6 @@
-/* k3-computed/pass_kda.c: a KDA layer (spec/model.md 4.4).  Projections for all rows first; then every (sequence, head)
- * pair is one task that walks its rows in order with its state in cache: convolution, norms, decay, recurrence, gate. */
+/* k3-computed/pass_kda.c: a KDA layer (spec/model.md 4.4).  Projections for all rows first; then
+ * every (sequence, head) pair is one task that walks its rows in order with its state in cache:
+ * convolution, norms, decay, recurrence, gate. */
 #include "k3-computed/pass_private.h"
 
 uint64_t k3_pass_kda_floats(const struct k3_config *c)
@@ -32,8 +33,10 @@ static void kda_head(void *arg, size_t i, uint32_t worker)
     size_t head = i % c->kda_heads, d = c->kda_dim, width = c->kda_heads * d, taps = c->conv_taps;
     float *s = k3_state_s(seg->state, j->layer) + head * d * d;
     float *tail[3];
-    float *q = k3_pass_scratch(p, worker), *k = q + d, *v = k + d, *alpha = v + d, *o = alpha + d, *tmp = o + d;
-    float ea = k3_expf(j->a_log[head]); /* per head, never per channel: the file pads A_log (spec/model.md 3.8) */
+    float *q = k3_pass_scratch(p, worker), *k = q + d, *v = k + d, *alpha = v + d, *o = alpha + d,
+          *tmp = o + d;
+    /* Per head, never per channel: the file pads A_log (spec/model.md 3.8). */
+    float ea = k3_expf(j->a_log[head]);
 
     for (int w = 0; w < 3; w++)
         tail[w] = k3_state_tail(seg->state, j->layer, w) + head * (taps - 1) * d;
@@ -46,7 +49,8 @@ static void kda_head(void *arg, size_t i, uint32_t worker)
         k3_l2norm(p->k, q, q, d, j->q_scale);
         k3_l2norm(p->k, k, k, d, 1.0f);
         k3_kda_decay(p->k, alpha, j->z + at, j->dt_bias + head * d, ea, c->gate_lower_bound, d);
-        p->k->kda_step(s, o, q, k, v, alpha, k3_sigmoidf(j->beta[row * c->kda_heads + head]), d, d, tmp);
+        p->k->kda_step(s, o, q, k, v, alpha, k3_sigmoidf(j->beta[row * c->kda_heads + head]), d, d,
+                       tmp);
         k3_kda_gate(p->k, j->q + at, o, j->o_norm, j->g + at, d, c->rms_eps);
     }
 }
@@ -58,7 +62,14 @@ int k3_pass_kda(struct k3_pass *p, uint32_t layer, float *out)
     float *q = p->u, *k = q + n * width, *v = k + n * width, *z = v + n * width, *g = z + n * width;
     float *fa = g + n * width, *beta = fa + n * d;
     struct kda_job j = {
-        .p = p, .layer = layer, .q = q, .k = k, .v = v, .z = z, .g = g, .beta = beta,
+        .p = p,
+        .layer = layer,
+        .q = q,
+        .k = k,
+        .v = v,
+        .z = z,
+        .g = g,
+        .beta = beta,
         .conv = { k3_pass_resident(p, layer, K3_R_Q_CONV), k3_pass_resident(p, layer, K3_R_K_CONV),
                   k3_pass_resident(p, layer, K3_R_V_CONV) },
         .a_log = k3_pass_resident(p, layer, K3_R_A_LOG),
@@ -68,14 +79,14 @@ int k3_pass_kda(struct k3_pass *p, uint32_t layer, float *out)
     };
     int rc;
 
-    if ((rc = k3_pass_matrix(p, layer, K3_W_KDA_Q, q, width, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_matrix(p, layer, K3_W_KDA_K, k, width, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_matrix(p, layer, K3_W_KDA_V, v, width, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_matrix(p, layer, K3_W_KDA_FA, fa, d, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_matrix(p, layer, K3_W_KDA_FB, z, width, fa, d, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_matrix(p, layer, K3_W_KDA_B, beta, heads, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_matrix(p, layer, K3_W_KDA_G, g, width, p->x, h, p->n_rows, NULL)) < 0)
+    if ((rc = k3_pass_mul(p, layer, K3_W_KDA_Q, q, width, p->x, h, p->n_rows, NULL)) < 0 ||
+        (rc = k3_pass_mul(p, layer, K3_W_KDA_K, k, width, p->x, h, p->n_rows, NULL)) < 0 ||
+        (rc = k3_pass_mul(p, layer, K3_W_KDA_V, v, width, p->x, h, p->n_rows, NULL)) < 0 ||
+        (rc = k3_pass_mul(p, layer, K3_W_KDA_FA, fa, d, p->x, h, p->n_rows, NULL)) < 0 ||
+        (rc = k3_pass_mul(p, layer, K3_W_KDA_FB, z, width, fa, d, p->n_rows, NULL)) < 0 ||
+        (rc = k3_pass_mul(p, layer, K3_W_KDA_B, beta, heads, p->x, h, p->n_rows, NULL)) < 0 ||
+        (rc = k3_pass_mul(p, layer, K3_W_KDA_G, g, width, p->x, h, p->n_rows, NULL)) < 0)
         return rc;
     k3_team_run(p->team, p->n_segs * heads, 1, kda_head, &j);
-    return k3_pass_matrix(p, layer, K3_W_KDA_O, out, h, q, width, p->n_rows, NULL);
+    return k3_pass_mul(p, layer, K3_W_KDA_O, out, h, q, width, p->n_rows, NULL);
 }

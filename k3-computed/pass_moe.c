@@ -1,6 +1,7 @@
-/* k3-computed/pass_moe.c: the MLPs: dense (spec/model.md 4.9) and LatentMoE (4.7).  Order: router; the demands leave;
- * latent down and the shared experts are multiplied while they are read; then each distinct expert once, ascending, for
- * the rows that chose it; latent up.  The one place where a pass waits for an expert. */
+/* k3-computed/pass_moe.c: the MLPs: dense (spec/model.md 4.9) and LatentMoE (4.7).  Order: router;
+ * the demands leave; latent down and the shared experts are multiplied while they are read; then
+ * each distinct expert once, ascending, for the rows that chose it; latent up.  The one place where
+ * a pass waits for an expert. */
 #include <string.h>
 
 #include "k3-computed/pass_private.h"
@@ -13,7 +14,8 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
 uint64_t k3_pass_mlp_floats(const struct k3_config *c)
 {
     uint64_t dense = c->first_dense ? 2 * (uint64_t)c->dense_inter : 0;
-    /* z and the weighted sum stay; router logits, shared gate and up, one expert's rows, routed output share a place. */
+    /* z and the weighted sum stay; router logits, shared gate and up, one expert's rows, routed
+     * output share a place. */
     uint64_t part = max_u64(c->n_experts, 2 * (uint64_t)c->n_shared * c->moe_inter);
 
     part = max_u64(part, 2 * (uint64_t)c->latent + 2 * (uint64_t)c->moe_inter);
@@ -27,10 +29,10 @@ int k3_pass_dense(struct k3_pass *p, uint32_t layer)
     float *gate = p->u, *up = gate + p->max_rows * inter;
     int rc;
 
-    if ((rc = k3_pass_matrix(p, layer, K3_W_DENSE_GATE, gate, inter, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_matrix(p, layer, K3_W_DENSE_UP, up, inter, p->x, h, p->n_rows, gate)) < 0)
+    if ((rc = k3_pass_mul(p, layer, K3_W_DENSE_GATE, gate, inter, p->x, h, p->n_rows, NULL)) < 0 ||
+        (rc = k3_pass_mul(p, layer, K3_W_DENSE_UP, up, inter, p->x, h, p->n_rows, gate)) < 0)
         return rc;
-    return k3_pass_matrix(p, layer, K3_W_DENSE_DOWN, p->y, h, gate, inter, p->n_rows, NULL);
+    return k3_pass_mul(p, layer, K3_W_DENSE_DOWN, p->y, h, gate, inter, p->n_rows, NULL);
 }
 
 struct moe_job {
@@ -51,8 +53,9 @@ static void route_row(void *arg, size_t row, uint32_t worker)
     const struct k3_pass *p = j->p;
     const struct k3_config *c = p->c;
 
-    k3_route(p->k, p->ids + row * c->top_k, p->weights + row * c->top_k, j->logits + row * c->n_experts, j->bias,
-             c->n_experts, c->top_k, c->renormalize, c->routed_scale, k3_pass_scratch(p, worker));
+    k3_route(p->k, p->ids + row * c->top_k, p->weights + row * c->top_k,
+             j->logits + row * c->n_experts, j->bias, c->n_experts, c->top_k, c->renormalize,
+             c->routed_scale, k3_pass_scratch(p, worker));
 }
 
 /* Turns ids by row into rows by expert; returns the number of distinct experts. */
@@ -61,7 +64,7 @@ static uint32_t sort_pairs(struct k3_pass *p)
     uint32_t n_pairs = p->n_rows * p->c->top_k, n_experts = p->c->n_experts, n = 0;
     uint32_t *first = p->first;
 
-    /* first[e + 1] counts, then holds where the next pair of e goes, and ends as the start of e + 1. */
+    /* first[e + 1]: where the next pair of e goes; in the end where those of e + 1 begin. */
     memset(first, 0, ((size_t)n_experts + 2) * sizeof(*first));
     for (uint32_t i = 0; i < n_pairs; i++)
         first[p->ids[i] + 2]++;
@@ -81,7 +84,8 @@ static void expert_inner(void *arg, size_t i, uint32_t worker)
     const struct moe_job *j = arg;
     const struct k3_config *c = j->p->c;
     const struct k3_kernels *k = j->p->k;
-    size_t lat = c->latent, inter = c->moe_inter, o = i * j->tile, n_out = inter - o < j->tile ? inter - o : j->tile;
+    size_t lat = c->latent, inter = c->moe_inter, o = i * j->tile,
+           n_out = inter - o < j->tile ? inter - o : j->tile;
     size_t packed = o * (lat / 2), scale = o * (lat / 32);
     const uint8_t *const *t = j->view->tensor;
 
@@ -89,8 +93,8 @@ static void expert_inner(void *arg, size_t i, uint32_t worker)
     k->mul_mxfp4(j->g + o, inter, t[0] + packed, t[1] + scale, n_out, lat, j->x, lat, j->n);
     k->mul_mxfp4(j->up + o, inter, t[4] + packed, t[5] + scale, n_out, lat, j->x, lat, j->n);
     for (uint32_t r = 0; r < j->n; r++)
-        k->situ(j->g + r * inter + o, j->g + r * inter + o, j->up + r * inter + o, n_out, c->situ_beta,
-                c->situ_linear_beta);
+        k->situ(j->g + r * inter + o, j->g + r * inter + o, j->up + r * inter + o, n_out,
+                c->situ_beta, c->situ_linear_beta);
 }
 
 /* One tile of the latent width: acc[row] = fma(weight, w2 g, acc[row]). */
@@ -99,19 +103,23 @@ static void expert_outer(void *arg, size_t i, uint32_t worker)
     const struct moe_job *j = arg;
     const struct k3_config *c = j->p->c;
     const struct k3_kernels *k = j->p->k;
-    size_t lat = c->latent, inter = c->moe_inter, o = i * j->tile, n_out = lat - o < j->tile ? lat - o : j->tile;
+    size_t lat = c->latent, inter = c->moe_inter, o = i * j->tile,
+           n_out = lat - o < j->tile ? lat - o : j->tile;
     const uint8_t *const *t = j->view->tensor;
 
     (void)worker;
-    k->mul_mxfp4(j->d + o, lat, t[2] + o * (inter / 2), t[3] + o * (inter / 32), n_out, inter, j->g, inter, j->n);
+    k->mul_mxfp4(j->d + o, lat, t[2] + o * (inter / 2), t[3] + o * (inter / 32), n_out, inter, j->g,
+                 inter, j->n);
     for (uint32_t r = 0; r < j->n; r++) {
         uint32_t pair = j->pair[r];
 
-        k->axpy(j->acc + (pair / c->top_k) * lat + o, j->p->weights[pair], j->d + r * lat + o, n_out);
+        k->axpy(j->acc + (pair / c->top_k) * lat + o, j->p->weights[pair], j->d + r * lat + o,
+                n_out);
     }
 }
 
-static int routed_experts(struct k3_pass *p, uint32_t n_distinct, const float *z, float *acc, float *part)
+static int routed_experts(struct k3_pass *p, uint32_t n_distinct, const float *z, float *acc,
+                          float *part)
 {
     const struct k3_config *c = p->c;
     size_t lat = c->latent, inter = c->moe_inter, n = p->max_rows;
@@ -150,32 +158,37 @@ static int routed_experts(struct k3_pass *p, uint32_t n_distinct, const float *z
 int k3_pass_moe(struct k3_pass *p, uint32_t layer)
 {
     const struct k3_config *c = p->c;
-    size_t h = c->hidden, lat = c->latent, shared = (size_t)c->n_shared * c->moe_inter, n = p->max_rows;
+    size_t h = c->hidden, lat = c->latent, sh = (size_t)c->n_shared * c->moe_inter,
+           n = p->max_rows;
     float *z = p->u, *acc = z + n * lat, *part = acc + n * lat;
-    float *gate = part, *up = gate + n * shared;
-    struct moe_job j = { .p = p, .logits = part, .bias = k3_pass_resident(p, layer, K3_R_ROUTER_BIAS) };
+    float *gate = part, *up = gate + n * sh;
+    struct moe_job j = { .p = p,
+                         .logits = part,
+                         .bias = k3_pass_resident(p, layer, K3_R_ROUTER_BIAS) };
     uint32_t n_distinct;
     int rc;
 
-    if ((rc = k3_pass_matrix(p, layer, K3_W_ROUTER, part, c->n_experts, p->x, h, p->n_rows, NULL)) < 0)
+    if ((rc = k3_pass_mul(p, layer, K3_W_ROUTER, part, c->n_experts, p->x, h, p->n_rows, NULL)) < 0)
         return rc;
     k3_team_run(p->team, p->n_rows, 1, route_row, &j);
     n_distinct = sort_pairs(p);
     if (p->hooks && p->hooks->route)
         for (uint32_t r = 0; r < p->n_rows; r++)
-            p->hooks->route(p->hooks->arg, layer, r, p->ids + r * c->top_k, p->weights + r * c->top_k, c->top_k);
+            p->hooks->route(p->hooks->arg, layer, r, p->ids + r * c->top_k,
+                            p->weights + r * c->top_k, c->top_k);
     if ((rc = p->src->experts_begin(p->src->self, layer, p->distinct, n_distinct, p->err)) < 0)
         return rc;
     p->experts_open = true;
-    if ((rc = k3_pass_matrix(p, layer, K3_W_LATENT_DOWN, z, lat, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_matrix(p, layer, K3_W_SHARED_GATE, gate, shared, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_matrix(p, layer, K3_W_SHARED_UP, up, shared, p->x, h, p->n_rows, gate)) < 0 ||
-        (rc = k3_pass_matrix(p, layer, K3_W_SHARED_DOWN, p->y, h, gate, shared, p->n_rows, NULL)) < 0 ||
+    if ((rc = k3_pass_mul(p, layer, K3_W_LATENT_DOWN, z, lat, p->x, h, p->n_rows, NULL)) < 0 ||
+        (rc = k3_pass_mul(p, layer, K3_W_SHARED_GATE, gate, sh, p->x, h, p->n_rows, NULL)) < 0 ||
+        (rc = k3_pass_mul(p, layer, K3_W_SHARED_UP, up, sh, p->x, h, p->n_rows, gate)) < 0 ||
+        (rc = k3_pass_mul(p, layer, K3_W_SHARED_DOWN, p->y, h, gate, sh, p->n_rows, NULL)) < 0 ||
         (rc = routed_experts(p, n_distinct, z, acc, part)) < 0)
         return rc;
     if (c->latent_norm)
-        k3_pass_norm(p, acc, acc, lat, k3_pass_resident(p, layer, K3_R_EXPERT_NORM), c->latent, c->rms_eps);
-    if ((rc = k3_pass_matrix(p, layer, K3_W_LATENT_UP, part, h, acc, lat, p->n_rows, NULL)) < 0)
+        k3_pass_norm(p, acc, acc, lat, k3_pass_resident(p, layer, K3_R_EXPERT_NORM), c->latent,
+                     c->rms_eps);
+    if ((rc = k3_pass_mul(p, layer, K3_W_LATENT_UP, part, h, acc, lat, p->n_rows, NULL)) < 0)
         return rc;
     k3_pass_add(p, p->y, part, c->hidden); /* shared + routed */
     return 0;

@@ -1,4 +1,4 @@
-/* k3-computed/pass_private.h: shared by pass*.c and state.c, and by tests that look into a state. */
+/* k3-computed/pass_private.h: shared by pass*.c, state.c and tests that look into a state. */
 #ifndef K3_COMPUTED_PASS_PRIVATE_H
 #define K3_COMPUTED_PASS_PRIVATE_H
 
@@ -17,9 +17,9 @@ struct k3_state {
     uint64_t s_floats, tail_floats;
     uint64_t kda_bytes;
     float *kda;
-    /* KDA: S [heads][dim key][dim value], then for q, k, v the last projections [heads][taps-1][dim], oldest first (head by
-     * head, so that one task owns all of a head).  MLA: rows [ctx][kv_lora + qk_rope]: the latent after its norm, then the
-     * shared key. */
+    /* KDA: S [heads][dim key][dim value], then for q, k, v the last projections
+     * [heads][taps-1][dim], oldest first (head by head, so that one task owns all of a head).  MLA:
+     * rows [ctx][kv_lora + qk_rope]: the latent after its norm, then the shared key. */
     float *layer[K3_MAX_LAYERS];
 };
 
@@ -27,7 +27,8 @@ static inline float *k3_state_s(struct k3_state *s, uint32_t layer)
 {
     return s->layer[layer];
 }
-static inline float *k3_state_tail(struct k3_state *s, uint32_t layer, uint32_t which) /* 0 q, 1 k, 2 v */
+/* which: 0 q, 1 k, 2 v */
+static inline float *k3_state_tail(struct k3_state *s, uint32_t layer, uint32_t which)
 {
     return s->layer[layer] + s->s_floats + which * s->tail_floats;
 }
@@ -46,7 +47,7 @@ struct k3_pass {
     const struct k3_config *c;
     const struct k3_kernels *k;
     struct k3_team *team;
-    uint64_t len_bytes;   /* of the mapping that this struct begins */
+    uint64_t len_bytes; /* of the mapping that this struct begins */
     uint32_t max_rows;
     uint32_t n_snaps_max; /* pushes of one pass */
 
@@ -64,10 +65,10 @@ struct k3_pass {
     uint64_t u_floats;
 
     /* Routing of the layer at work. */
-    uint16_t *ids;      /* [row][top_k], ascending */
-    float *weights;     /* [row][top_k] */
-    uint32_t *first;    /* [n_experts + 2]: pairs of expert e are pair[first[e]] up to pair[first[e + 1]] */
-    uint32_t *pair;     /* [rows * top_k]: index into ids and weights, rows ascending within an expert */
+    uint16_t *ids;  /* [row][top_k], ascending */
+    float *weights; /* [row][top_k] */
+    uint32_t *first; /* [n_experts + 2]: pairs of expert e are first[e] up to first[e + 1] */
+    uint32_t *pair;  /* [rows * top_k]: index into ids and weights; rows ascending in an expert */
     uint16_t *distinct; /* experts chosen by some row, ascending */
 
     struct k3_pass_seg *seg; /* [max_rows] */
@@ -105,24 +106,30 @@ static inline bool k3_pass_has(const struct k3_pass *p, uint32_t layer, enum k3_
 /* A resident tensor; layer n_layers = the model level. */
 const float *k3_pass_resident(const struct k3_pass *p, uint32_t layer, enum k3_resident_role role);
 
-/* pass_stream.c.  y[r] = W x[r] for n_rows rows, W streamed in row blocks; layer n_layers = lm_head.  With gate != NULL
- * each result is folded in at once: gate = situ(gate, y), gate laid out as y is. */
-int k3_pass_matrix(struct k3_pass *p, uint32_t layer, enum k3_role role, float *y, size_t ldy, const float *x,
-                   size_t ldx, uint32_t n_rows, float *gate);
-/* The same walk with a function for each block: rows [row, row + n_rows) of the matrix at w.  Blocks are whole multiples
- * of `unit` rows, one unit at least. */
-typedef void k3_pass_block_fn(void *arg, const struct k3_matrix *mat, const void *w, uint32_t row, uint32_t n_rows);
-int k3_pass_blocks(struct k3_pass *p, uint32_t layer, enum k3_role role, uint32_t unit, k3_pass_block_fn *fn, void *arg);
+/* pass_stream.c.  y[r] = W x[r] for n_rows rows, W streamed in row blocks; layer
+ * n_layers means lm_head.  With gate != NULL each result is folded in at once:
+ * gate = situ(gate, y), gate laid out as y is. */
+int k3_pass_mul(struct k3_pass *p, uint32_t layer, enum k3_role role, float *y, size_t ldy,
+                const float *x, size_t ldx, uint32_t n_rows, float *gate);
+/* The same walk with a function for each block: rows [row, row + n_rows) of the matrix at w. Blocks
+ * are whole multiples of `unit` rows, one unit at least. */
+typedef void k3_pass_block_fn(void *arg, const struct k3_matrix *mat, const void *w, uint32_t row,
+                              uint32_t n_rows);
+int k3_pass_blocks(struct k3_pass *p, uint32_t layer, enum k3_role role, uint32_t unit,
+                   k3_pass_block_fn *fn, void *arg);
 /* How many rows of a matrix of n_out one task should take. */
 uint32_t k3_pass_tile(const struct k3_pass *p, uint32_t n_out);
 
 /* pass_res.c: row-wise work. */
-/* x = AttnRes(snapshots, prefix) [n = 0 snapshots: the prefix itself], of the given norm and proj. */
-void k3_pass_mix(struct k3_pass *p, uint32_t layer, enum k3_resident_role norm, enum k3_resident_role proj);
+/* x = AttnRes(snapshots, prefix) with the given norm and proj. */
+void k3_pass_mix(struct k3_pass *p, uint32_t layer, enum k3_resident_role norm,
+                 enum k3_resident_role proj);
 void k3_pass_push(struct k3_pass *p);
 /* y[r] = rmsnorm(x[r]) over n, rows ldx apart; y may be x. */
-void k3_pass_norm(struct k3_pass *p, float *y, const float *x, size_t ld, const float *w, uint32_t n, float eps);
-void k3_pass_add(struct k3_pass *p, float *y, const float *x, uint32_t n); /* y[r] += x[r], rows n apart */
+void k3_pass_norm(struct k3_pass *p, float *y, const float *x, size_t ld, const float *w,
+                  uint32_t n, float eps);
+/* y[r] += x[r], rows n apart. */
+void k3_pass_add(struct k3_pass *p, float *y, const float *x, uint32_t n);
 
 /* pass_kda.c, pass_mla.c: p->x -> out[row][hidden]; pass_moe.c: p->x -> p->y. */
 int k3_pass_kda(struct k3_pass *p, uint32_t layer, float *out);

@@ -1,5 +1,5 @@
-/* k3-computed/pass_res.c: what is done row by row on the residual stream: attention residuals (spec/model.md 4.6), norms,
- * sums. */
+/* k3-computed/pass_res.c: what is done row by row on the residual stream: attention residuals
+ * (spec/model.md 4.6), norms, sums. */
 #include <string.h>
 
 #include "k3-computed/pass_private.h"
@@ -28,12 +28,14 @@ static void mix_row(void *arg, size_t row, uint32_t worker)
     k3_attnres(p->k, p->x + row * h, from, n, p->f, h, p->c->rms_eps, NULL);
 }
 
-void k3_pass_mix(struct k3_pass *p, uint32_t layer, enum k3_resident_role norm, enum k3_resident_role proj)
+void k3_pass_mix(struct k3_pass *p, uint32_t layer, enum k3_resident_role norm,
+                 enum k3_resident_role proj)
 {
     struct row_job j = { .p = p };
 
     /* Folded anew for each call: 7168 products against 5.3 MB that would have to stay in memory. */
-    p->k->mul_vec(p->f, k3_pass_resident(p, layer, norm), k3_pass_resident(p, layer, proj), p->c->hidden);
+    p->k->mul_vec(p->f, k3_pass_resident(p, layer, norm), k3_pass_resident(p, layer, proj),
+                  p->c->hidden);
     k3_team_run(p->team, p->n_rows, 1, mix_row, &j);
 }
 
@@ -43,7 +45,8 @@ static void push_row(void *arg, size_t row, uint32_t worker)
     size_t h = p->c->hidden;
 
     (void)worker;
-    memcpy(p->snap + (p->n_snaps * (size_t)p->max_rows + row) * h, p->prefix + row * h, h * sizeof(float));
+    memcpy(p->snap + (p->n_snaps * (size_t)p->max_rows + row) * h, p->prefix + row * h,
+           h * sizeof(float));
 }
 
 void k3_pass_push(struct k3_pass *p)
@@ -62,7 +65,8 @@ static void norm_row(void *arg, size_t row, uint32_t worker)
     k3_rmsnorm(j->p->k, j->y + row * j->ld, j->x + row * j->ld, j->w, j->n, j->eps);
 }
 
-void k3_pass_norm(struct k3_pass *p, float *y, const float *x, size_t ld, const float *w, uint32_t n, float eps)
+void k3_pass_norm(struct k3_pass *p, float *y, const float *x, size_t ld, const float *w,
+                  uint32_t n, float eps)
 {
     struct row_job j = { .p = p, .y = y, .x = x, .w = w, .ld = ld, .n = n, .eps = eps };
 

@@ -1,12 +1,13 @@
-/* k3-computed/pass_stream.c: walks the row blocks of a matrix and multiplies them, the team sharing the rows.  The one
- * place where a pass waits for the trunk.  A dot product is never split; which worker computes a result and in which block
- * it arrives leave no trace in it. */
+/* k3-computed/pass_stream.c: walks the row blocks of a matrix and multiplies them, the team sharing
+ * the rows.  The one place where a pass waits for the trunk.  A dot product is never split; which
+ * worker computes a result and in which block it arrives leave no trace in it. */
 #include <errno.h>
 
 #include "k3-computed/pass_private.h"
 
-#define TASKS_PER_THREAD 4 /* enough to even out threads of unequal speed, few enough to keep tiles wide */
-#define TILE_UNIT 4        /* rows of W; vector kernels take several rows at once */
+#define TASKS_PER_THREAD \
+    4               /* enough to even out threads of unequal speed, few enough to keep tiles wide */
+#define TILE_UNIT 4 /* rows of W; vector kernels take several rows at once */
 #define TILE_MAX 64
 
 uint32_t k3_pass_tile(const struct k3_pass *p, uint32_t n_out)
@@ -17,15 +18,16 @@ uint32_t k3_pass_tile(const struct k3_pass *p, uint32_t n_out)
     return tile < TILE_UNIT ? TILE_UNIT : tile > TILE_MAX ? TILE_MAX : tile;
 }
 
-int k3_pass_blocks(struct k3_pass *p, uint32_t layer, enum k3_role role, uint32_t unit, k3_pass_block_fn *fn, void *arg)
+int k3_pass_blocks(struct k3_pass *p, uint32_t layer, enum k3_role role, uint32_t unit,
+                   k3_pass_block_fn *fn, void *arg)
 {
     int32_t index = p->matrix[(size_t)layer * K3_N_ROLES + role];
     const struct k3_matrix *mat;
     uint64_t unit_bytes, units;
 
     if (index < 0 || (uint32_t)index != p->next_matrix)
-        k3_bug("pass asks for %s of layer %u (matrix %d) where the schedule has matrix %u", k3_role_name(role), layer,
-               index, p->next_matrix);
+        k3_bug("pass asks for %s of layer %u (matrix %d) where the schedule has matrix %u",
+               k3_role_name(role), layer, index, p->next_matrix);
     p->next_matrix++;
     mat = &p->m->matrices[index];
     unit_bytes = (uint64_t)unit * mat->n_cols * k3_dtype_bytes(mat->dtype);
@@ -87,7 +89,8 @@ static void mul_tile(void *arg, size_t i, uint32_t worker)
     }
 }
 
-static void mul_block(void *arg, const struct k3_matrix *mat, const void *w, uint32_t row, uint32_t n_rows)
+static void mul_block(void *arg, const struct k3_matrix *mat, const void *w, uint32_t row,
+                      uint32_t n_rows)
 {
     struct mul_job *j = arg;
     uint32_t threads = k3_team_size(j->p->team), parts = 1;
@@ -100,17 +103,21 @@ static void mul_block(void *arg, const struct k3_matrix *mat, const void *w, uin
     j->n_out = n_rows;
     j->tile = k3_pass_tile(j->p, n_rows);
     j->n_tiles = (n_rows + j->tile - 1) / j->tile;
-    /* A block of few rows (small matrix, small block limit) is shared by dividing the x rows as well. */
+    /* A block of few rows (small matrix, small block limit) is shared by dividing the x rows as
+     * well. */
     if (j->n_tiles < threads)
         parts = (threads + j->n_tiles - 1) / j->n_tiles;
     j->x_rows = (j->n_rows + parts - 1) / parts;
-    k3_team_run(j->p->team, (size_t)j->n_tiles * ((j->n_rows + j->x_rows - 1) / j->x_rows), 1, mul_tile, j);
+    k3_team_run(j->p->team, (size_t)j->n_tiles * ((j->n_rows + j->x_rows - 1) / j->x_rows), 1,
+                mul_tile, j);
 }
 
-int k3_pass_matrix(struct k3_pass *p, uint32_t layer, enum k3_role role, float *y, size_t ldy, const float *x,
-                   size_t ldx, uint32_t n_rows, float *gate)
+int k3_pass_mul(struct k3_pass *p, uint32_t layer, enum k3_role role, float *y, size_t ldy,
+                const float *x, size_t ldx, uint32_t n_rows, float *gate)
 {
-    struct mul_job j = { .p = p, .y = y, .gate = gate, .x = x, .ldy = ldy, .ldx = ldx, .n_rows = n_rows };
+    struct mul_job j = {
+        .p = p, .y = y, .gate = gate, .x = x, .ldy = ldy, .ldx = ldx, .n_rows = n_rows
+    };
 
     return k3_pass_blocks(p, layer, role, 1, mul_block, &j);
 }

@@ -1,6 +1,6 @@
-/* k3-computed/state.c: what a sequence carries from pass to pass.  One mapping: this header, then the KDA layers (all of
- * them together, so that a reset is one sweep), then the latent rows of the MLA layers, which need no clearing: only
- * rows below the sequence's positions are ever read. */
+/* k3-computed/state.c: what a sequence carries from pass to pass.  One mapping: this header, then
+ * the KDA layers (all of them together, so that a reset is one sweep), then the latent rows of the
+ * MLA layers, which need no clearing: only rows below the sequence's positions are ever read. */
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -30,17 +30,18 @@ static bool plan(struct layout *l, const struct k3_config *c, uint32_t ctx)
     for (uint32_t i = 0; i < c->n_layers; i++)
         *(c->kind[i] == K3_KDA ? &l->n_kda : &l->n_mla) += 1;
     if (__builtin_mul_overflow((uint64_t)c->kda_heads * c->kda_dim, (uint64_t)c->kda_dim, &s) ||
-        __builtin_mul_overflow((uint64_t)c->kda_heads * c->kda_dim, 3 * (uint64_t)(c->conv_taps - 1), &conv) ||
+        __builtin_mul_overflow((uint64_t)c->kda_heads * c->kda_dim,
+                               3 * (uint64_t)(c->conv_taps - 1), &conv) ||
         __builtin_add_overflow(s, conv, &kda) ||
-        __builtin_mul_overflow((uint64_t)c->kv_lora + c->qk_rope, (uint64_t)ctx, &kv) || kda > UINT64_MAX / 8 ||
-        kv > UINT64_MAX / 8)
+        __builtin_mul_overflow((uint64_t)c->kv_lora + c->qk_rope, (uint64_t)ctx, &kv) ||
+        kda > UINT64_MAX / 8 || kv > UINT64_MAX / 8)
         return false;
     l->kda_floats = round_up(kda, LINE_FLOATS);
     l->kv_floats = round_up(kv, LINE_FLOATS);
     l->head_bytes = round_up(sizeof(struct k3_state), 64);
     if (__builtin_mul_overflow(l->kda_floats, (uint64_t)l->n_kda, &kda) ||
-        __builtin_mul_overflow(l->kv_floats, (uint64_t)l->n_mla, &kv) || __builtin_add_overflow(kda, kv, &n) ||
-        n > UINT64_MAX / 8)
+        __builtin_mul_overflow(l->kv_floats, (uint64_t)l->n_mla, &kv) ||
+        __builtin_add_overflow(kda, kv, &n) || n > UINT64_MAX / 8)
         return false;
     l->total_bytes = round_up(l->head_bytes + n * sizeof(float), STATE_PAGE);
     return true;
@@ -62,11 +63,16 @@ int k3_state_new(struct k3_state **out, const struct k3_config *c, uint32_t ctx,
     if (ctx == 0)
         return k3_refuse(err, -EINVAL, "context of 0 positions: give --ctx of at least 1");
     if (!plan(&l, c, ctx) || l.total_bytes > SIZE_MAX / 2)
-        return k3_refuse(err, -EOVERFLOW, "state of one sequence with %u positions is too large for this machine", ctx);
-    s = mmap(NULL, (size_t)l.total_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return k3_refuse(err, -EOVERFLOW,
+                         "state of one sequence with %u positions is too large for this machine",
+                         ctx);
+    s = mmap(NULL, (size_t)l.total_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+             0);
     if (s == MAP_FAILED)
-        return k3_fail(err, -errno, "state of one sequence with %u positions: no %llu bytes of memory; lower --ctx", ctx,
-                       (unsigned long long)l.total_bytes);
+        return k3_fail(
+            err, -errno,
+            "state of one sequence with %u positions: no %llu bytes of memory; lower --ctx", ctx,
+            (unsigned long long)l.total_bytes);
     s->len_bytes = l.total_bytes;
     s->ctx = ctx;
     s->n_layers = c->n_layers;
@@ -94,8 +100,10 @@ int k3_state_touch(struct k3_state *s, struct k3_err *err)
     if (madvise(s, (size_t)s->len_bytes, MADV_POPULATE_WRITE) == 0)
         return 0;
     if (errno == ENOMEM || errno == EFAULT)
-        return k3_fail(err, -ENOMEM, "state of one sequence with %u positions: no %llu bytes of memory; lower --ctx", s->ctx,
-                       (unsigned long long)s->len_bytes);
+        return k3_fail(
+            err, -ENOMEM,
+            "state of one sequence with %u positions: no %llu bytes of memory; lower --ctx", s->ctx,
+            (unsigned long long)s->len_bytes);
     for (uint64_t i = 0; i < s->len_bytes; i += STATE_PAGE) { /* a kernel before 5.14 */
         volatile char *page = (volatile char *)s + i;
 

@@ -17,14 +17,15 @@
 #define LINE 64
 #define THREADS_MAX 4096u
 
-/* One job at a time.  A worker joins a job while it is open; the caller closes it when no index is left to hand out and
- * waits for those that have joined, never for one that is still waking up.
- *   fn .. chunk    caller   plain; before the job opens (O, release); workers read after joining (J, acquire)
- *   next           all      relaxed: it hands out indices and orders nothing; 0 before O
- *   word           all      number of the job | OPEN | workers in it.  O, C (close): caller.  J, L (leave, release): workers
- *   bell           workers  counter of news: rung by the one that leaves a closed job last; the caller sleeps on it
- * The caller changes the fields only when the job is closed and empty, and nobody joins a closed job.  The number of the
- * job wraps; a worker that slept through exactly that many may miss one, which the others then do. */
+/* One job at a time.  A worker joins a job while it is open; the caller closes it when no index is
+ * left to hand out and waits for those that have joined, never for one that is still waking up. fn
+ * .. chunk    caller   plain; before the job opens (O, release); workers read after joining (J,
+ * acquire) next           all      relaxed: it hands out indices and orders nothing; 0 before O
+ *   word           all      number of the job | OPEN | workers in it.  O, C (close): caller.  J, L
+ * (leave, release): workers bell           workers  counter of news: rung by the one that leaves a
+ * closed job last; the caller sleeps on it The caller changes the fields only when the job is
+ * closed and empty, and nobody joins a closed job.  The number of the job wraps; a worker that
+ * slept through exactly that many may miss one, which the others then do. */
 #define ACTIVE 0xffffu
 #define OPEN 0x10000u
 #define ONE_JOB 0x20000u
@@ -73,7 +74,8 @@ static void work(struct k3_team *t, uint32_t worker)
     }
 }
 
-/* Joins the job that is open, unless it is the one numbered `last`; sleeps until there is one.  false: the team ends. */
+/* Joins the job that is open, unless it is the one numbered `last`; sleeps until there is one.
+ * false: the team ends. */
 static bool join_job(struct k3_team *t, uint32_t last, uint32_t *number)
 {
     uint32_t word = atomic_load_explicit(&t->word, memory_order_acquire); /* stop is seen with it */
@@ -84,7 +86,8 @@ static bool join_job(struct k3_team *t, uint32_t last, uint32_t *number)
         if (!(word & OPEN) || (word & ~(ACTIVE | OPEN)) == last) {
             wait_on(&t->word, word);
             word = atomic_load_explicit(&t->word, memory_order_acquire);
-        } else if (atomic_compare_exchange_weak_explicit(&t->word, &word, word + 1, memory_order_acquire, /* J */
+        } else if (atomic_compare_exchange_weak_explicit(&t->word, &word, word + 1,
+                                                         memory_order_acquire, /* J */
                                                          memory_order_acquire)) {
             *number = word & ~(ACTIVE | OPEN);
             return true;
@@ -138,7 +141,8 @@ int k3_team_new(struct k3_team **out, uint32_t n_threads, struct k3_err *err)
         rc = pthread_create(&m->thread, NULL, member_main, m);
         if (rc != 0) {
             k3_team_free(t);
-            return k3_fail(err, -rc, "thread %u of %u could not be started: %s; give fewer --threads", w + 1,
+            return k3_fail(err, -rc,
+                           "thread %u of %u could not be started: %s; give fewer --threads", w + 1,
                            n_threads, strerror(rc));
         }
         t->n_started = w;
@@ -153,7 +157,8 @@ void k3_team_free(struct k3_team *t)
         return;
     if (t->n_started) {
         atomic_store_explicit(&t->stop, true, memory_order_relaxed);
-        atomic_fetch_add_explicit(&t->word, ONE_JOB, memory_order_release); /* so that nobody falls asleep on the old one */
+        /* A new word, so that nobody falls asleep on the old one. */
+        atomic_fetch_add_explicit(&t->word, ONE_JOB, memory_order_release);
         wake(&t->word, INT_MAX);
         for (uint32_t w = 1; w <= t->n_started; w++)
             pthread_join(t->members[w].thread, NULL);
@@ -199,7 +204,7 @@ void k3_team_run(struct k3_team *t, size_t n, size_t chunk, k3_team_fn *fn, void
     }
 }
 
-/* ---- CPUs ------------------------------------------------------------------------------------------------------ */
+/* ---- CPUs ---- */
 
 static bool read_line(const char *path, char *buf, size_t size)
 {
@@ -219,7 +224,8 @@ static void lower_to(uint32_t *cpus, long long quota, long long period)
 
     if (quota <= 0 || period <= 0)
         return;
-    /* Rounded down: a team that meets after every job loses more to one throttled member than to a missing one. */
+    /* Rounded down: a team that meets after every job loses more to one throttled member than to a
+     * missing one. */
     whole = quota / period;
     if (whole < 1)
         whole = 1;
@@ -261,7 +267,8 @@ static bool list_has(const char *list, const char *word)
     return false;
 }
 
-/* The path of this process in one hierarchy: version 2 ("0::/a/b") or the version 1 controller "cpu". */
+/* The path of this process in one hierarchy: version 2 ("0::/a/b") or the version 1 controller
+ * "cpu". */
 static bool own_path(const char *cgroup_file, bool v2, char *path, size_t size)
 {
     FILE *f = fopen(cgroup_file, "re");
@@ -293,7 +300,8 @@ static void quota_below(const char *mount, const char *root, const char *own, ui
     char dir[PATH_MAX];
     size_t base = strlen(mount), root_len = strcmp(root, "/") == 0 ? 0 : strlen(root);
 
-    /* A mount in a container shows the part below root alone; a path outside of it cannot be seen. */
+    /* A mount in a container shows the part below root alone; a path outside of it cannot be seen.
+     */
     if (strncmp(own, root, root_len) == 0 && (own[root_len] == '/' || own[root_len] == 0))
         own += root_len;
     else

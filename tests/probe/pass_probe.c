@@ -1,12 +1,13 @@
-/* tests/probe/pass_probe.c: runs a checkpoint without daemons and prints one JSON object, for comparison with other
- * implementations (tests/reference) and with what the family answers.
+/* tests/probe/pass_probe.c: runs a checkpoint without daemons and prints one JSON object, for
+ * comparison with other implementations (tests/reference) and with what the family answers.
  *
  *   logits         one vector for each prompt position (--logits all), or for the last alone
  *   step_logits    with --logits all: the vector from which each generated id was taken
  *   generated_ids  --steps greedy ids
- *   layers         --dump-layers: residual stream of the last prompt position after each layer, then after the final mix
- *   routes         --dump-routes: layer, position, ids and weights of the prompt, in the order of the passes
- *   times          sums over all passes, in seconds; distinct_experts, routed_rows */
+ *   layers         --dump-layers: residual stream of the last prompt position after each layer,
+ * then after the final mix routes         --dump-routes: layer, position, ids and weights of the
+ * prompt, in the order of the passes times          sums over all passes, in seconds;
+ * distinct_experts, routed_rows */
 #include <errno.h>
 #include <math.h>
 #include <stdbool.h>
@@ -32,7 +33,7 @@ struct probe {
     uint32_t *ids, n_ids;
     float *logits; /* [batch_rows][vocab] */
     bool in_prompt, first;
-    uint32_t base; /* position of row 0 of the pass at work */
+    uint32_t base;  /* position of row 0 of the pass at work */
     float *layer_h; /* [layers + 1][hidden] of the last row */
     char *routes;
     size_t routes_len;
@@ -71,14 +72,16 @@ static void on_layer(void *arg, uint32_t layer, const float *h, uint32_t n_rows)
         memcpy(p->layer_h + layer * width, h + (n_rows - 1) * width, width * sizeof(float));
 }
 
-static void on_route(void *arg, uint32_t layer, uint32_t row, const uint16_t *ids, const float *weights, uint32_t n)
+static void on_route(void *arg, uint32_t layer, uint32_t row, const uint16_t *ids,
+                     const float *weights, uint32_t n)
 {
     struct probe *p = arg;
     FILE *f = p->routes_out;
 
     if (!p->in_prompt)
         return;
-    fprintf(f, "%s\n  {\"layer\":%u,\"position\":%u,\"ids\":[", ftell(f) ? "," : "", layer, p->base + row);
+    fprintf(f, "%s\n  {\"layer\":%u,\"position\":%u,\"ids\":[", ftell(f) ? "," : "", layer,
+            p->base + row);
     for (uint32_t i = 0; i < n; i++)
         fprintf(f, "%s%u", i ? "," : "", ids[i]);
     fputs("],\"weights\":", f);
@@ -120,10 +123,12 @@ static int open_all(struct probe *p, struct k3_err *err)
     int rc;
 
     if (!k)
-        return k3_refuse(err, -ENOTSUP, "--kernels %s: not on this CPU; auto, c, avx2 or avx512", p->kernels);
+        return k3_refuse(err, -ENOTSUP, "--kernels %s: not on this CPU; auto, c, avx2 or avx512",
+                         p->kernels);
     if (strcmp(p->logits_kind, "all") != 0 && strcmp(p->logits_kind, "last") != 0)
         return k3_refuse(err, -EINVAL, "--logits %s: all or last", p->logits_kind);
-    if ((rc = read_ids(p, err)) < 0 || (rc = k3_file_source_model(&p->m, p->model, p->layers, err)) < 0 ||
+    if ((rc = read_ids(p, err)) < 0 ||
+        (rc = k3_file_source_model(&p->m, p->model, p->layers, err)) < 0 ||
         (rc = k3_file_source_open(&p->file, p->m, p->block_bytes, err)) < 0 ||
         (rc = k3_team_new(&p->team, p->threads, err)) < 0 ||
         (rc = k3_pass_new(&p->pass, p->m, k, p->team, p->batch_rows, err)) < 0 ||
@@ -133,7 +138,8 @@ static int open_all(struct probe *p, struct k3_err *err)
     p->layer_h = calloc((size_t)(p->m->cfg.n_layers + 1) * p->m->cfg.hidden, sizeof(float));
     p->routes_out = open_memstream(&p->routes, &p->routes_len);
     p->out = open_memstream(&p->text, &p->text_len);
-    return p->logits && p->layer_h && p->routes_out && p->out ? 0 : k3_fail(err, -ENOMEM, "buffers");
+    return p->logits && p->layer_h && p->routes_out && p->out ? 0
+                                                              : k3_fail(err, -ENOMEM, "buffers");
 }
 
 static void close_all(struct probe *p)
@@ -154,9 +160,11 @@ static void close_all(struct probe *p)
     k3_model_close(p->m);
 }
 
-static int one_pass(struct probe *p, const uint32_t *ids, uint32_t n, bool all, bool last, struct k3_err *err)
+static int one_pass(struct probe *p, const uint32_t *ids, uint32_t n, bool all, bool last,
+                    struct k3_err *err)
 {
-    struct k3_pass_hooks hooks = { .arg = p, .layer_out = p->dump_layers ? on_layer : NULL,
+    struct k3_pass_hooks hooks = { .arg = p,
+                                   .layer_out = p->dump_layers ? on_layer : NULL,
                                    .route = p->dump_routes ? on_route : NULL };
     struct k3_row *rows = calloc(n, sizeof(*rows));
     struct k3_pass_times t;
@@ -246,9 +254,12 @@ static void print_dumps(struct probe *p)
         fflush(p->routes_out);
         fprintf(p->out, ",\n\"routes\":[%s]", p->routes);
     }
-    fprintf(p->out, ",\n\"times\":{\"total\":%.6f,\"trunk_wait\":%.6f,\"expert_wait\":%.6f,", (double)p->sum.total_ns / 1e9,
-            (double)p->sum.trunk_wait_ns / 1e9, (double)p->sum.expert_wait_ns / 1e9);
-    fprintf(p->out, "\"distinct_experts\":%llu,\"routed_rows\":%llu},\n\"pass_bytes\":%llu,\"state_bytes\":%llu}\n",
+    fprintf(p->out, ",\n\"times\":{\"total\":%.6f,\"trunk_wait\":%.6f,\"expert_wait\":%.6f,",
+            (double)p->sum.total_ns / 1e9, (double)p->sum.trunk_wait_ns / 1e9,
+            (double)p->sum.expert_wait_ns / 1e9);
+    fprintf(p->out,
+            "\"distinct_experts\":%llu,\"routed_rows\":%llu},\n\"pass_bytes\":%llu,\"state_bytes\":"
+            "%llu}\n",
             (unsigned long long)p->sum.distinct_experts, (unsigned long long)p->sum.routed_rows,
             (unsigned long long)k3_pass_bytes(c, p->batch_rows),
             (unsigned long long)k3_state_bytes(c, p->n_ids + p->steps));
@@ -256,7 +267,9 @@ static void print_dumps(struct probe *p)
 
 int main(int argc, char **argv)
 {
-    struct probe p = { .kernels = "auto", .logits_kind = "last", .batch_rows = 64, .block_bytes = 1 << 20 };
+    struct probe p = {
+        .kernels = "auto", .logits_kind = "last", .batch_rows = 64, .block_bytes = 1 << 20
+    };
     const struct k3_opt table[] = {
         { "model", K3_OPT_STRING, &p.model, "DIR", "checkpoint", 0, 0 },
         { "ids", K3_OPT_STRING, &p.ids_text, "N,N,..", "prompt", 0, 0 },
@@ -267,14 +280,16 @@ int main(int argc, char **argv)
         { "layers", K3_OPT_U32, &p.layers, "N", "run the first N layers", 0, K3_MAX_LAYERS },
         { "block-bytes", K3_OPT_SIZE, &p.block_bytes, "SIZE", "largest row block (1M)", 0, 0 },
         { "logits", K3_OPT_STRING, &p.logits_kind, "KIND", "all prompt positions, or last", 0, 0 },
-        { "dump-layers", K3_OPT_FLAG, &p.dump_layers, NULL, "residual stream after each layer", 0, 0 },
+        { "dump-layers", K3_OPT_FLAG, &p.dump_layers, NULL, "residual stream after each layer", 0,
+          0 },
         { "dump-routes", K3_OPT_FLAG, &p.dump_routes, NULL, "routes of the prompt", 0, 0 },
         { NULL },
     };
     struct k3_err err = K3_ERR_INIT;
     int rc, status;
 
-    if (k3_opts_parse(table, "pass_probe", "runs a checkpoint without daemons and prints JSON", argc, argv, NULL, &status))
+    if (k3_opts_parse(table, "pass_probe", "runs a checkpoint without daemons and prints JSON",
+                      argc, argv, NULL, &status))
         return status;
     if (!p.model || !p.ids_text) {
         fputs("pass_probe: --model and --ids are needed\n", stderr);
@@ -283,7 +298,8 @@ int main(int argc, char **argv)
     rc = open_all(&p, &err);
     if (rc == 0 && (rc = run(&p, &err)) == 0)
         print_dumps(&p);
-    if (rc == 0 && (fflush(p.out) != 0 || fwrite(p.text, 1, p.text_len, stdout) != p.text_len || fflush(stdout) != 0))
+    if (rc == 0 && (fflush(p.out) != 0 || fwrite(p.text, 1, p.text_len, stdout) != p.text_len ||
+                    fflush(stdout) != 0))
         rc = k3_fail(&err, -EIO, "standard output cannot be written");
     if (rc < 0)
         fprintf(stderr, "pass_probe: %s\n", err.text);

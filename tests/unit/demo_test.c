@@ -1,4 +1,5 @@
-/* tests/unit/demo_test.c: the pass on the trained demo model against its expected.json: greedy ids and leading logits. */
+/* tests/unit/demo_test.c: the pass on the trained demo model against its expected.json: greedy ids
+ * and leading logits. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -48,7 +49,8 @@ static uint32_t read_ids(const cJSON *entry, const char *name, uint32_t *ids)
     uint32_t n = 0;
 
     assert_true(cJSON_GetArraySize(list) > 0 && cJSON_GetArraySize(list) <= MAX_IDS);
-    cJSON_ArrayForEach(item, list) ids[n++] = (uint32_t)item->valuedouble;
+    cJSON_ArrayForEach (item, list)
+        ids[n++] = (uint32_t)item->valuedouble;
     return n;
 }
 
@@ -56,7 +58,8 @@ static uint32_t read_ids(const cJSON *entry, const char *name, uint32_t *ids)
 static void answer(struct k3_runner *r, const cJSON *entry, uint32_t at_once)
 {
     uint32_t vocab = world.m->cfg.vocab, prompt[MAX_IDS], want[MAX_IDS];
-    uint32_t n_prompt = read_ids(entry, "prompt_ids", prompt), n_want = read_ids(entry, "generated_ids", want);
+    uint32_t n_prompt = read_ids(entry, "prompt_ids", prompt),
+             n_want = read_ids(entry, "generated_ids", want);
     const cJSON *pair;
     struct k3_state *s = k3_world_state(&world, 2 * MAX_IDS);
     float *logits = calloc((size_t)MAX_IDS * vocab, sizeof(float));
@@ -65,8 +68,7 @@ static void answer(struct k3_runner *r, const cJSON *entry, uint32_t at_once)
     assert_non_null(logits);
     k3_runner_feed(r, s, prompt, n_prompt, at_once, logits, NULL);
     assert_true(cJSON_GetArraySize(cJSON_GetObjectItem(entry, "first_logits")) == 10);
-    cJSON_ArrayForEach(pair, cJSON_GetObjectItem(entry, "first_logits"))
-    {
+    cJSON_ArrayForEach (pair, cJSON_GetObjectItem(entry, "first_logits")) {
         uint32_t id = (uint32_t)cJSON_GetArrayItem(pair, 0)->valuedouble;
         double value = cJSON_GetArrayItem(pair, 1)->valuedouble;
 
@@ -93,8 +95,10 @@ static void answers_and_leading_logits(void **state)
     (void)state;
     if (!expected)
         skip();
-    assert_true(k3_runner_open(&r, &world, (struct k3_world_opts){ .threads = 2, .kernels = "auto" }));
-    cJSON_ArrayForEach(entry, expected) answer(&r, entry, n++ % 2 ? 64 : 7);
+    assert_true(
+        k3_runner_open(&r, &world, (struct k3_world_opts){ .threads = 2, .kernels = "auto" }));
+    cJSON_ArrayForEach (entry, expected)
+        answer(&r, entry, n++ % 2 ? 64 : 7);
     assert_int_equal(n, 13);
     k3_runner_close(&r);
 }

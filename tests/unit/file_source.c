@@ -25,7 +25,8 @@ struct k3_file_source {
     struct k3_file_source_counts counts;
 };
 
-static int read_at(struct k3_file_source *f, uint16_t file, uint64_t off_bytes, void *to, uint64_t n, struct k3_err *err)
+static int read_at(struct k3_file_source *f, uint16_t file, uint64_t off_bytes, void *to,
+                   uint64_t n, struct k3_err *err)
 {
     char *p = to;
 
@@ -33,8 +34,9 @@ static int read_at(struct k3_file_source *f, uint16_t file, uint64_t off_bytes, 
         ssize_t got = pread(f->fd[file], p, n, (off_t)off_bytes);
 
         if (got <= 0)
-            return k3_untrusted(err, got < 0 ? -errno : -EIO, "%s: %llu bytes at %llu could not be read",
-                                f->m->files[file].path, (unsigned long long)n, (unsigned long long)off_bytes);
+            return k3_untrusted(err, got < 0 ? -errno : -EIO,
+                                "%s: %llu bytes at %llu could not be read", f->m->files[file].path,
+                                (unsigned long long)n, (unsigned long long)off_bytes);
         p += got;
         off_bytes += (uint64_t)got;
         n -= (uint64_t)got;
@@ -42,7 +44,8 @@ static int read_at(struct k3_file_source *f, uint16_t file, uint64_t off_bytes, 
     return 0;
 }
 
-static int source_rows(void *self, uint32_t piece, uint32_t row, uint32_t n_rows, const void **rows, struct k3_err *err)
+static int source_rows(void *self, uint32_t piece, uint32_t row, uint32_t n_rows, const void **rows,
+                       struct k3_err *err)
 {
     struct k3_file_source *f = self;
     const struct k3_config *c = &f->m->cfg;
@@ -56,12 +59,15 @@ static int source_rows(void *self, uint32_t piece, uint32_t row, uint32_t n_rows
     if (f->held)
         k3_bug("a block of %s is asked for while another is held", k3_role_name(mat->role));
     if (piece != f->piece || row != f->row)
-        k3_bug("piece %u row %u is asked for, the stream is at piece %u row %u", piece, row, f->piece, f->row);
-    if (n_rows == 0 || n_rows > p->n_rows - row || n_rows % unit || (n > f->src.block_bytes && n_rows > unit))
-        k3_bug("block of %u rows (%llu bytes) of %s", n_rows, (unsigned long long)n, k3_role_name(mat->role));
+        k3_bug("piece %u row %u is asked for, the stream is at piece %u row %u", piece, row,
+               f->piece, f->row);
+    if (n_rows == 0 || n_rows > p->n_rows - row || n_rows % unit ||
+        (n > f->src.block_bytes && n_rows > unit))
+        k3_bug("block of %u rows (%llu bytes) of %s", n_rows, (unsigned long long)n,
+               k3_role_name(mat->role));
     if (f->fail_block && --f->fail_block == 0)
-        return k3_untrusted(err, -EIO, "%s of layer %d could not be read (asked for by the test)", k3_role_name(mat->role),
-                            mat->layer);
+        return k3_untrusted(err, -EIO, "%s of layer %d could not be read (asked for by the test)",
+                            k3_role_name(mat->role), mat->layer);
     if (n + 64 > f->block_cap) {
         free(f->block);
         f->block_cap = n + 64;
@@ -118,7 +124,8 @@ static int source_failed_pass(void *self, struct k3_err *err)
     return 0;
 }
 
-static int source_experts_begin(void *self, uint32_t layer, const uint16_t *experts, uint32_t n, struct k3_err *err)
+static int source_experts_begin(void *self, uint32_t layer, const uint16_t *experts, uint32_t n,
+                                struct k3_err *err)
 {
     struct k3_file_source *f = self;
 
@@ -148,7 +155,9 @@ static int source_expert_next(void *self, struct k3_expert_view *out, struct k3_
         k3_bug("expert %u of %u asked for in layer %u", f->next_expert, f->n_experts, f->layer);
     e = f->experts[f->next_expert++];
     if (f->fail_expert && --f->fail_expert == 0)
-        return k3_untrusted(err, -EIO, "expert %u of layer %u could not be read (asked for by the test)", e, f->layer);
+        return k3_untrusted(err, -EIO,
+                            "expert %u of layer %u could not be read (asked for by the test)", e,
+                            f->layer);
     if ((rc = k3_model_expert(f->m, f->layer, e, &place)) < 0)
         return k3_fail(err, rc, "expert %u of layer %u is nowhere", e, f->layer);
     for (uint32_t i = 0; i < place.n_ranges; i++) {
@@ -159,11 +168,12 @@ static int source_expert_next(void *self, struct k3_expert_view *out, struct k3_
     if (!f->expert)
         return k3_fail(err, -ENOMEM, "expert of %llu bytes", (unsigned long long)bytes);
     for (uint32_t i = 0; i < place.n_ranges; i++)
-        if ((rc = read_at(f, place.range[i].file, place.range[i].off_bytes, f->expert + at[i], place.range[i].len_bytes,
-                          err)) < 0)
+        if ((rc = read_at(f, place.range[i].file, place.range[i].off_bytes, f->expert + at[i],
+                          place.range[i].len_bytes, err)) < 0)
             return rc;
     for (uint32_t t = 0; t < K3_EXPERT_TENSORS; t++)
-        out->tensor[t] = (const uint8_t *)f->expert + at[place.tensor_range[t]] + place.tensor_off[t];
+        out->tensor[t] =
+            (const uint8_t *)f->expert + at[place.tensor_range[t]] + place.tensor_off[t];
     out->slot = 0;
     out->layer = f->layer;
     out->expert = e;
@@ -208,7 +218,9 @@ static int source_embed(void *self, uint32_t token, float *out, struct k3_err *e
     const struct k3_model *m = f->m;
     size_t row_bytes = m->cfg.hidden * k3_dtype_bytes(m->embed_dtype);
     char *row = malloc(row_bytes);
-    int rc = row ? read_at(f, m->embed_file, m->embed_off_bytes + token * (uint64_t)row_bytes, row, row_bytes, err) : -ENOMEM;
+    int rc = row ? read_at(f, m->embed_file, m->embed_off_bytes + token * (uint64_t)row_bytes, row,
+                           row_bytes, err)
+                 : -ENOMEM;
 
     if (rc == 0)
         k3_widen(out, row, m->embed_dtype, m->cfg.hidden);
@@ -222,12 +234,14 @@ static int load_resident(struct k3_file_source *f, struct k3_err *err)
 
     f->resident = calloc(1, m->resident_bytes ? m->resident_bytes : 1);
     if (!f->resident)
-        return k3_fail(err, -ENOMEM, "resident area of %llu bytes", (unsigned long long)m->resident_bytes);
+        return k3_fail(err, -ENOMEM, "resident area of %llu bytes",
+                       (unsigned long long)m->resident_bytes);
     for (size_t i = 0; i < m->n_residents; i++) {
         const struct k3_resident *r = &m->residents[i];
         size_t bytes = r->n * k3_dtype_bytes(r->dtype);
         char *raw = malloc(bytes);
-        int rc = raw ? read_at(f, r->file, r->off_bytes, raw, bytes, err) : k3_fail(err, -ENOMEM, "resident tensor");
+        int rc = raw ? read_at(f, r->file, r->off_bytes, raw, bytes, err)
+                     : k3_fail(err, -ENOMEM, "resident tensor");
 
         if (rc == 0)
             k3_widen(f->resident + r->pos / sizeof(float), raw, r->dtype, r->n);
@@ -238,7 +252,8 @@ static int load_resident(struct k3_file_source *f, struct k3_err *err)
     return 0;
 }
 
-int k3_file_source_open(struct k3_file_source **out, const struct k3_model *m, uint64_t block_bytes, struct k3_err *err)
+int k3_file_source_open(struct k3_file_source **out, const struct k3_model *m, uint64_t block_bytes,
+                        struct k3_err *err)
 {
     struct k3_file_source *f = calloc(1, sizeof(*f));
     int rc;
@@ -263,10 +278,18 @@ int k3_file_source_open(struct k3_file_source **out, const struct k3_model *m, u
         }
     }
     f->src = (struct k3_source){
-        .self = f, .m = m, .block_bytes = block_bytes, .rows = source_rows, .done = source_done,
-        .next_pass = source_next_pass, .failed_pass = source_failed_pass, .experts_begin = source_experts_begin,
-        .expert_next = source_expert_next, .expert_release = source_expert_release,
-        .experts_abandon = source_experts_abandon, .embed = source_embed,
+        .self = f,
+        .m = m,
+        .block_bytes = block_bytes,
+        .rows = source_rows,
+        .done = source_done,
+        .next_pass = source_next_pass,
+        .failed_pass = source_failed_pass,
+        .experts_begin = source_experts_begin,
+        .expert_next = source_expert_next,
+        .expert_release = source_expert_release,
+        .experts_abandon = source_experts_abandon,
+        .embed = source_embed,
     };
     rc = load_resident(f, err);
     if (rc < 0) {
@@ -313,9 +336,12 @@ void k3_file_source_fail_expert(struct k3_file_source *f, uint64_t nth)
     f->fail_expert = nth;
 }
 
-int k3_file_source_model(struct k3_model **out, const char *dir, uint32_t n_layers, struct k3_err *err)
+int k3_file_source_model(struct k3_model **out, const char *dir, uint32_t n_layers,
+                         struct k3_err *err)
 {
-    struct k3_model_opts opts = { .dirs = &dir, .n_dirs = 1, .n_layers = n_layers, .want_experts = true };
+    struct k3_model_opts opts = {
+        .dirs = &dir, .n_dirs = 1, .n_layers = n_layers, .want_experts = true
+    };
 
     return k3_model_open(out, &opts, err);
 }

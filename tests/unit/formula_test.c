@@ -1,4 +1,5 @@
-/* tests/unit/formula_test.c: the pass on the model of spec/model.md 8.2 against the numbers printed there. */
+/* tests/unit/formula_test.c: the pass on the model of spec/model.md 8.2 against the numbers printed
+ * there. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +13,8 @@
 
 static const uint32_t prompt[7] = { 5, 17, 63, 2, 90, 41, 8 };
 static const uint32_t greedy[8] = { 74, 15, 88, 66, 18, 6, 6, 12 };
-static const double after_layer[9][6] = { /* max, sum, h[0..3]; the last row is the final mix */
+static const double after_layer[9][6] = {
+    /* max, sum, h[0..3]; the last row is the final mix */
     { 10.173385484, -5.646849433, 1.663423365, -1.824515252, 0.036439344, 0.320405404 },
     { 12.016384956, -14.573016474, -0.604232374, -1.238353909, -5.248035057, -3.021494128 },
     { 15.559636787, -24.271908692, -7.357732222, 7.715765539, -3.893973384, -1.907901296 },
@@ -23,7 +25,11 @@ static const double after_layer[9][6] = { /* max, sum, h[0..3]; the last row is 
     { 12.258062656, -22.339887630, 12.188581943, -3.974045324, 0.110496395, -6.191427696 },
     { 7.731066183, -12.560819228, -0.021113246, 1.753820672, -1.444123668, -1.798390863 },
 };
-static const struct { uint16_t id; double weight; } routes[8][3] = { /* of layers 1..7, descending biased score */
+static const struct {
+    uint16_t id;
+    double weight;
+} routes[8][3] = {
+    /* of layers 1..7, descending biased score */
     { { 0, 0 } },
     { { 4, 0.402920310 }, { 1, 0.301992534 }, { 3, 0.295087156 } },
     { { 4, 0.422086206 }, { 7, 0.404451050 }, { 3, 0.173462744 } },
@@ -33,7 +39,10 @@ static const struct { uint16_t id; double weight; } routes[8][3] = { /* of layer
     { { 4, 0.431147324 }, { 6, 0.247251743 }, { 0, 0.321600933 } },
     { { 6, 0.374175083 }, { 5, 0.341462708 }, { 1, 0.284362209 } },
 };
-static const struct { uint32_t argmax; double logit, sum, l2; } at_position[7] = {
+static const struct {
+    uint32_t argmax;
+    double logit, sum, l2;
+} at_position[7] = {
     { 6, 3.110139542, 11.241718853, 11.720959885 },
     { 2, 2.737253464, 24.396154320, 11.302996346 },
     { 75, 3.294352985, -3.057599833, 12.031005781 },
@@ -43,20 +52,23 @@ static const struct { uint32_t argmax; double logit, sum, l2; } at_position[7] =
     { 74, 2.295377104, -9.210575985, 11.006342102 },
 };
 static const double last_logits[96] = {
-    1.200257, -1.714221, -0.436946, -0.540619, 1.132166, -0.590791, 0.552287, 0.048769,
-    1.639290, 1.055629, -0.876821, 1.691430, -1.690833, -0.023141, 0.909290, 0.795147,
-    -0.483419, -0.998668, -0.225792, 1.298407, -0.765057, -0.264565, 1.248332, 0.200600,
-    -1.641690, -1.192014, -0.422785, -1.983790, 1.313214, -0.201685, 1.749402, 0.351173,
-    0.958059, 0.591533, -2.063902, 0.126216, -1.051880, -1.920260, 1.269450, -0.855259,
-    0.901750, -0.632934, -0.000630, 0.432204, 0.751716, -0.742585, -0.116650, 1.655780,
-    -0.763213, -0.595513, -0.139297, -2.512766, -1.268325, -1.541946, 1.401945, 0.082150,
-    1.656912, -2.087372, -0.441327, 1.079825, 0.670928, -1.941131, -0.975263, 0.683268,
-    -2.847672, -0.905430, 1.031066, -1.145627, 1.760521, -0.212222, -0.279094, 0.202994,
-    -0.641646, -0.559402, 2.295377, -1.425548, -0.008368, 0.920135, -0.591022, 0.661597,
-    1.552155, 0.422420, -0.482077, 1.016265, 0.292247, -0.153880, -0.628380, 0.277145,
-    -1.556243, -0.813258, 1.070826, 0.415723, 0.561521, -1.706612, 0.133635, -1.611759,
+    1.200257,  -1.714221, -0.436946, -0.540619, 1.132166,  -0.590791, 0.552287,  0.048769,
+    1.639290,  1.055629,  -0.876821, 1.691430,  -1.690833, -0.023141, 0.909290,  0.795147,
+    -0.483419, -0.998668, -0.225792, 1.298407,  -0.765057, -0.264565, 1.248332,  0.200600,
+    -1.641690, -1.192014, -0.422785, -1.983790, 1.313214,  -0.201685, 1.749402,  0.351173,
+    0.958059,  0.591533,  -2.063902, 0.126216,  -1.051880, -1.920260, 1.269450,  -0.855259,
+    0.901750,  -0.632934, -0.000630, 0.432204,  0.751716,  -0.742585, -0.116650, 1.655780,
+    -0.763213, -0.595513, -0.139297, -2.512766, -1.268325, -1.541946, 1.401945,  0.082150,
+    1.656912,  -2.087372, -0.441327, 1.079825,  0.670928,  -1.941131, -0.975263, 0.683268,
+    -2.847672, -0.905430, 1.031066,  -1.145627, 1.760521,  -0.212222, -0.279094, 0.202994,
+    -0.641646, -0.559402, 2.295377,  -1.425548, -0.008368, 0.920135,  -0.591022, 0.661597,
+    1.552155,  0.422420,  -0.482077, 1.016265,  0.292247,  -0.153880, -0.628380, 0.277145,
+    -1.556243, -0.813258, 1.070826,  0.415723,  0.561521,  -1.706612, 0.133635,  -1.611759,
 };
-static const struct { uint32_t layer; double sum, max, s123, s132; } kda_state[5] = {
+static const struct {
+    uint32_t layer;
+    double sum, max, s123, s132;
+} kda_state[5] = {
     { 0, 0.380831271, 0.214057681, -0.015516186, 0.037630101 },
     { 1, -0.031024159, 0.562431756, 0.035230422, -0.014488390 },
     { 2, 1.707809985, 0.457668389, 0.259751130, -0.056763699 },
@@ -66,7 +78,8 @@ static const struct { uint32_t layer; double sum, max, s123, s132; } kda_state[5
 
 #define TOLERANCE 1e-4 /* spec/model.md 8.3 */
 
-static void close_to(double got, double want, double tolerance, const char *what, uint32_t a, uint32_t b)
+static void close_to(double got, double want, double tolerance, const char *what, uint32_t a,
+                     uint32_t b)
 {
     if (!(fabs(got - want) <= tolerance))
         fail_msg("%s (%u, %u): %.9g, should be %.9g", what, a, b, got, want);
@@ -87,7 +100,8 @@ static void layer_out(void *arg, uint32_t layer, const float *h, uint32_t n_rows
     s->n_rows = n_rows;
 }
 
-static void route(void *arg, uint32_t layer, uint32_t row, const uint16_t *ids, const float *weights, uint32_t n)
+static void route(void *arg, uint32_t layer, uint32_t row, const uint16_t *ids,
+                  const float *weights, uint32_t n)
 {
     struct seen *s = arg;
 
@@ -145,7 +159,8 @@ static void layers_and_routes(void **state)
                 if (s.ids[l][k] == routes[l][i].id)
                     at = k;
             assert_int_not_equal(at, -1);
-            close_to(s.weights[l][at], routes[l][i].weight, 1e-5, "weight of expert in layer", routes[l][i].id, l);
+            close_to(s.weights[l][at], routes[l][i].weight, 1e-5, "weight of expert in layer",
+                     routes[l][i].id, l);
         }
     k3_runner_close(&r);
     k3_state_free(st);
@@ -168,7 +183,8 @@ static void logits_of_every_position(void **state)
             squares += (double)l[i] * l[i];
         }
         assert_int_equal(k3_world_argmax(l, 96), at_position[p].argmax);
-        close_to(l[at_position[p].argmax], at_position[p].logit, TOLERANCE, "largest logit at", p, 0);
+        close_to(l[at_position[p].argmax], at_position[p].logit, TOLERANCE, "largest logit at", p,
+                 0);
         close_to(sum, at_position[p].sum, TOLERANCE * 5, "sum of logits at", p, 0);
         close_to(sqrt(squares), at_position[p].l2, TOLERANCE, "norm of logits at", p, 0);
     }
@@ -196,8 +212,10 @@ static void state_after_the_prompt(void **state)
         }
         close_to(sum, kda_state[n].sum, TOLERANCE, "sum of S in layer", kda_state[n].layer, 0);
         close_to(max, kda_state[n].max, TOLERANCE, "max |S| in layer", kda_state[n].layer, 0);
-        close_to(s[64 + 2 * 8 + 3], kda_state[n].s123, TOLERANCE, "S[1][2][3] in layer", kda_state[n].layer, 0);
-        close_to(s[64 + 3 * 8 + 2], kda_state[n].s132, TOLERANCE, "S[1][3][2] in layer", kda_state[n].layer, 0);
+        close_to(s[64 + 2 * 8 + 3], kda_state[n].s123, TOLERANCE, "S[1][2][3] in layer",
+                 kda_state[n].layer, 0);
+        close_to(s[64 + 3 * 8 + 2], kda_state[n].s132, TOLERANCE, "S[1][3][2] in layer",
+                 kda_state[n].layer, 0);
     }
     k3_runner_close(&r);
     k3_state_free(st);
@@ -251,8 +269,8 @@ static void greedy_by_recomputation(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layers_and_routes),      cmocka_unit_test(logits_of_every_position),
-        cmocka_unit_test(state_after_the_prompt), cmocka_unit_test(greedy_by_carried_state),
+        cmocka_unit_test(layers_and_routes),       cmocka_unit_test(logits_of_every_position),
+        cmocka_unit_test(state_after_the_prompt),  cmocka_unit_test(greedy_by_carried_state),
         cmocka_unit_test(greedy_by_recomputation),
     };
 

@@ -1,5 +1,5 @@
-/* tests/unit/pass_test.c: the numeric contract of a pass (same bits however the work is cut), its errors and its counts.
- * What the numbers should be is in formula_test.c and demo_test.c. */
+/* tests/unit/pass_test.c: the numeric contract of a pass (same bits however the work is cut), its
+ * errors and its counts. What the numbers should be is in formula_test.c and demo_test.c. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,9 @@ static void make_shapes(void)
     struct k3_config *c;
 
     for (size_t i = 0; i < N_SHAPES; i++)
-        shapes[i] = (struct k3_mk_opts){ .dtype = K3_BF16, .seed = i + 1, .scatter = i % 2, .flat = i == 2 };
+        shapes[i] = (struct k3_mk_opts){
+            .dtype = K3_BF16, .seed = i + 1, .scatter = i % 2, .flat = i == 2
+        };
     shapes[0].formula = true;
     k3_mk_config_formula(&shapes[0].cfg);
 
@@ -107,15 +109,16 @@ static void same_bits(const void *a, const void *b, size_t len, const char *fmt,
     va_end(ap);
     for (size_t i = 0; i < len / 4; i++)
         if (memcmp((const float *)a + i, (const float *)b + i, 4))
-            fail_msg("%s: float %zu of %zu is %.9g, should be %.9g", what, i, len / 4, ((const float *)a)[i],
-                     ((const float *)b)[i]);
+            fail_msg("%s: float %zu of %zu is %.9g, should be %.9g", what, i, len / 4,
+                     ((const float *)a)[i], ((const float *)b)[i]);
 }
 
 static void same_state(const struct k3_state *a, const struct k3_state *b, const char *what)
 {
     assert_int_equal(a->positions, b->positions);
     assert_int_equal(a->len_bytes, b->len_bytes);
-    same_bits(a->kda, b->kda, a->len_bytes - (size_t)((const char *)a->kda - (const char *)a), "state %s", what);
+    same_bits(a->kda, b->kda, a->len_bytes - (size_t)((const char *)a->kda - (const char *)a),
+              "state %s", what);
 }
 
 static int open_worlds(void **state)
@@ -161,7 +164,8 @@ static void base_lines_are_alive(void **state)
         for (size_t n = 0; n < (size_t)N_IDS * vocab; n++)
             assert_true(l[n] > -1e4f && l[n] < 1e4f);
         assert_memory_not_equal(l, l + vocab, vocab * sizeof(float));
-        assert_memory_not_equal(l + (N_IDS - 2) * vocab, l + (N_IDS - 1) * vocab, vocab * sizeof(float));
+        assert_memory_not_equal(l + (N_IDS - 2) * vocab, l + (N_IDS - 1) * vocab,
+                                vocab * sizeof(float));
     }
 }
 
@@ -176,8 +180,8 @@ static void feed_and_compare(size_t shape, struct k3_world_opts o, uint32_t at_o
 
     if (!k3_runner_open(&r, w, o))
         return; /* this CPU lacks the instructions */
-    snprintf(what, sizeof(what), "shape %zu %s threads %u blocks %llu rows %u", shape, o.kernels ? o.kernels : "c",
-             o.threads, (unsigned long long)o.block_bytes, at_once);
+    snprintf(what, sizeof(what), "shape %zu %s threads %u blocks %llu rows %u", shape,
+             o.kernels ? o.kernels : "c", o.threads, (unsigned long long)o.block_bytes, at_once);
     s = k3_world_state(w, N_IDS);
     logits = calloc((size_t)n * vocab, sizeof(float));
     assert_non_null(logits);
@@ -211,14 +215,16 @@ static void any_threads_and_kernels(void **state)
 
 static void any_block_size(void **state)
 {
-    static const uint64_t blocks[] = { 1, 200, 4096, 1 << 20, 1ull << 40 }; /* 1: row by row, head by head */
+    /* 1: row by row, head by head */
+    static const uint64_t blocks[] = { 1, 200, 4096, 1 << 20, 1ull << 40 };
 
     (void)state;
     for (size_t i = 0; i < N_SHAPES; i++)
         for (int b = 0; b < 5; b++)
             for (uint32_t threads = 1; threads <= 2; threads++)
                 for (uint32_t rows = 1; rows <= 10; rows += 9)
-                    feed_and_compare(i, (struct k3_world_opts){ threads, "auto", blocks[b], 10 }, rows, 10);
+                    feed_and_compare(i, (struct k3_world_opts){ threads, "auto", blocks[b], 10 },
+                                     rows, 10);
 }
 
 static void long_prompt_on_every_kernel_set(void **state)
@@ -243,19 +249,22 @@ static void beside_other_sequences(void **state)
             struct k3_runner r;
 
             assert_non_null(logits);
-            assert_true(k3_runner_open(&r, &worlds[i], (struct k3_world_opts){ .threads = threads, .kernels = "auto" }));
+            assert_true(k3_runner_open(
+                &r, &worlds[i], (struct k3_world_opts){ .threads = threads, .kernels = "auto" }));
             for (int q = 0; q < 4; q++)
                 s[q] = k3_world_state(&worlds[i], N_IDS);
             for (int pass = 0; pass < 14; pass++) {
                 struct k3_row rows[64];
                 uint32_t n = 0;
 
-                for (int q = 0; q < 4; q++) /* sequence q begins in pass q and may end before the others */
+                /* Sequence q begins in pass q and may end before the others. */
+                for (int q = 0; q < 4; q++)
                     for (uint32_t k = 0; pass >= q && k < step[q] && at[q] + k < N_IDS; k++)
                         rows[n++] = (struct k3_row){ s[q], ids[i][at[q] + k], at[q] + k, true };
                 k3_runner_run(&r, rows, n, logits, NULL);
                 for (uint32_t k = 0; k < n; k++)
-                    same_bits(logits + (size_t)k * vocab, base_logits[i] + (size_t)rows[k].position * vocab,
+                    same_bits(logits + (size_t)k * vocab,
+                              base_logits[i] + (size_t)rows[k].position * vocab,
                               vocab * sizeof(float), "shape %zu pass %d row %u", i, pass, k);
                 for (int q = 0; q < 4; q++)
                     at[q] = k3_state_positions(s[q]);
@@ -292,7 +301,8 @@ static void rows_that_want_no_logits(void **state)
     same_bits(logits, base_logits[1] + 11 * vocab, 2 * vocab * sizeof(float), "rows 2 and 3");
     same_bits(logits + 2 * vocab, base_logits[1] + 17 * vocab, vocab * sizeof(float), "row 8");
     assert_int_equal(with.block_bytes - skipped.block_bytes, worlds[1].m->trunk_bytes);
-    assert_int_equal(skipped.block_bytes - before.block_bytes, worlds[1].m->trunk_bytes - 4ull * vocab * shapes[1].cfg.hidden);
+    assert_int_equal(skipped.block_bytes - before.block_bytes,
+                     worlds[1].m->trunk_bytes - 4ull * vocab * shapes[1].cfg.hidden);
     assert_int_equal(with.passes, 2);
     free(logits);
     k3_state_free(s);
@@ -325,7 +335,7 @@ static void each_expert_once_a_layer(void **state)
     k3_runner_close(&r);
 }
 
-/* ---- errors ------------------------------------------------------------------------------------------------------ */
+/* ---- errors ---- */
 
 static void a_failed_read_spoils_and_is_repaired(void **state)
 {
@@ -352,7 +362,8 @@ static void a_failed_read_spoils_and_is_repaired(void **state)
         else
             k3_file_source_fail_expert(r.file, nth - n_blocks);
         k3_state_reset(s);
-        assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), rows, 7, logits, NULL, &err), -EIO);
+        assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), rows, 7, logits, NULL, &err),
+                         -EIO);
         assert_int_equal(err.exit_status, K3_EXIT_UNTRUSTED);
         assert_non_null(strstr(err.text, "asked for by the test"));
         failures++;
@@ -361,14 +372,16 @@ static void a_failed_read_spoils_and_is_repaired(void **state)
         if (nth > n_blocks)
             assert_true(c.abandoned > 0);
         /* The spoilt state is refused, and nothing is read for it. */
-        assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), rows, 7, logits, NULL, &err), -EINVAL);
+        assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), rows, 7, logits, NULL, &err),
+                         -EINVAL);
         assert_non_null(strstr(err.text, "spoilt"));
         k3_file_source_counts(r.file, &c);
         assert_int_equal(c.failed_passes, failures);
     }
     k3_state_reset(s);
     k3_runner_run(&r, rows, 7, logits, NULL);
-    same_bits(logits, base_logits[0], 7 * vocab * sizeof(float), "after %llu failures", (unsigned long long)failures);
+    same_bits(logits, base_logits[0], 7 * vocab * sizeof(float), "after %llu failures",
+              (unsigned long long)failures);
     k3_state_free(s);
     k3_runner_close(&r);
 }
@@ -393,7 +406,8 @@ static void progress_cancels(void **state)
 
     (void)state;
     assert_true(k3_runner_open(&r, &worlds[0], (struct k3_world_opts){ 0 }));
-    assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), &row, 1, logits, &hooks, &err), -ECANCELED);
+    assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), &row, 1, logits, &hooks, &err),
+                     -ECANCELED);
     assert_int_equal(calls, 4);
     assert_true(s->spoilt);
     k3_file_source_counts(r.file, &c);
@@ -417,7 +431,10 @@ static void refused_rows_touch_nothing(void **state)
         const char *words;
     } bad[] = {
         { { { a, 1, 0, true } }, 0, -EINVAL, "1 to 3" },
-        { { { a, 1, 0, true }, { a, 1, 1, true }, { a, 1, 2, true }, { a, 1, 3, true } }, 4, -EINVAL, "1 to 3" },
+        { { { a, 1, 0, true }, { a, 1, 1, true }, { a, 1, 2, true }, { a, 1, 3, true } },
+          4,
+          -EINVAL,
+          "1 to 3" },
         { { { a, 96, 0, true } }, 1, -EINVAL, "0 to 95" },
         { { { a, 1, 1, true } }, 1, -EINVAL, "position 1" },
         { { { a, 1, 0, true }, { a, 1, 0, true } }, 2, -EINVAL, "position 0" },
@@ -430,7 +447,9 @@ static void refused_rows_touch_nothing(void **state)
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         struct k3_err err = K3_ERR_INIT;
 
-        assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), bad[i].row, bad[i].n, logits, NULL, &err), bad[i].rc);
+        assert_int_equal(
+            k3_pass_run(r.pass, k3_file_source(r.file), bad[i].row, bad[i].n, logits, NULL, &err),
+            bad[i].rc);
         if (!strstr(err.text, bad[i].words))
             fail_msg("case %zu says \"%s\"", i, err.text);
     }
@@ -442,7 +461,8 @@ static void refused_rows_touch_nothing(void **state)
         struct k3_row row = { a, 1, 4, true };
         struct k3_err err = K3_ERR_INIT;
 
-        assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), &row, 1, logits, NULL, &err), -ENOSPC);
+        assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), &row, 1, logits, NULL, &err),
+                         -ENOSPC);
         assert_non_null(strstr(err.text, "--ctx"));
         assert_int_equal(err.exit_status, K3_EXIT_REFUSED);
     }

@@ -92,8 +92,8 @@ void k3_runner_run(struct k3_runner *r, const struct k3_row *rows, uint32_t n, f
     must(k3_pass_run(r->pass, k3_file_source(r->file), rows, n, logits, hooks, &err), &err);
 }
 
-void k3_runner_feed(struct k3_runner *r, struct k3_state *s, const uint32_t *ids, uint32_t n, uint32_t at_once,
-                    float *logits, const struct k3_pass_hooks *hooks)
+void k3_runner_feed(struct k3_runner *r, struct k3_state *s, const uint32_t *ids, uint32_t n,
+                    uint32_t at_once, float *logits, const struct k3_pass_hooks *hooks)
 {
     struct k3_row rows[64];
     uint32_t base = k3_state_positions(s);

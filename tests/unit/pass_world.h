@@ -1,4 +1,5 @@
-/* tests/unit/pass_world.h: a model in a temporary directory (or any directory) and passes over it, for pass tests. */
+/* tests/unit/pass_world.h: a model in a temporary directory (or any directory) and passes over it,
+ * for pass tests. */
 #ifndef K3_TESTS_PASS_WORLD_H
 #define K3_TESTS_PASS_WORLD_H
 
@@ -36,8 +37,8 @@ void k3_runner_close(struct k3_runner *r);
 void k3_runner_run(struct k3_runner *r, const struct k3_row *rows, uint32_t n, float *logits,
                    const struct k3_pass_hooks *hooks);
 /* ids appended to one sequence in passes of `at_once` rows; logits of every row. */
-void k3_runner_feed(struct k3_runner *r, struct k3_state *s, const uint32_t *ids, uint32_t n, uint32_t at_once,
-                    float *logits, const struct k3_pass_hooks *hooks);
+void k3_runner_feed(struct k3_runner *r, struct k3_state *s, const uint32_t *ids, uint32_t n,
+                    uint32_t at_once, float *logits, const struct k3_pass_hooks *hooks);
 struct k3_state *k3_world_state(struct k3_world *w, uint32_t ctx);
 uint32_t k3_world_argmax(const float *logits, uint32_t n);
 

@@ -87,7 +87,8 @@ static void nothing(void *arg, size_t i, uint32_t worker)
     (void)worker;
 }
 
-/* A team that ends at once, or just after a job, while its threads are anywhere between waking and sleeping. */
+/* A team that ends at once, or just after a job, while its threads are anywhere between waking and
+ * sleeping. */
 static void ends_at_any_moment(void **state)
 {
     (void)state;
@@ -117,7 +118,8 @@ static double cpu_seconds(void)
     struct rusage r;
 
     getrusage(RUSAGE_SELF, &r);
-    return (double)(r.ru_utime.tv_sec + r.ru_stime.tv_sec) + (double)(r.ru_utime.tv_usec + r.ru_stime.tv_usec) / 1e6;
+    return (double)(r.ru_utime.tv_sec + r.ru_stime.tv_sec) +
+           (double)(r.ru_utime.tv_usec + r.ru_stime.tv_usec) / 1e6;
 }
 
 static void slow_first(void *arg, size_t i, uint32_t worker)
@@ -180,7 +182,8 @@ static void quota_of_all_ancestors(void **state)
     snprintf(text, sizeof(text),
              "30 25 0:27 / %s/v2 rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
              "33 25 0:29 /box %s/v1 rw - cgroup cgroup rw,cpu,cpuacct\n"
-             "34 25 0:30 / %s/none rw - cgroup cgroup rw,cpuset\n", dir, dir, dir);
+             "34 25 0:30 / %s/none rw - cgroup cgroup rw,cpuset\n",
+             dir, dir, dir);
     put(dir, "mounts", text);
 
     assert_int_equal(k3_team_quota(cgroup, mounts, 64), 64); /* no file: no limit */
@@ -213,9 +216,9 @@ static void some_cpu_is_allowed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_index_once),       cmocka_unit_test(many_jobs_in_a_row),
-        cmocka_unit_test(ends_at_any_moment),     cmocka_unit_test(too_many_threads_are_refused),
-        cmocka_unit_test(waiting_costs_no_cpu),   cmocka_unit_test(quota_of_all_ancestors),
+        cmocka_unit_test(every_index_once),     cmocka_unit_test(many_jobs_in_a_row),
+        cmocka_unit_test(ends_at_any_moment),   cmocka_unit_test(too_many_threads_are_refused),
+        cmocka_unit_test(waiting_costs_no_cpu), cmocka_unit_test(quota_of_all_ancestors),
         cmocka_unit_test(some_cpu_is_allowed),
     };
 
