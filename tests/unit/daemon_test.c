@@ -220,7 +220,7 @@ static void nothing_left(void)
     assert_false(k3_lock_alive(rundir, NAME));
 }
 
-static void life(void **state)
+static void whole_life(void **state)
 {
     const char *log = log_path();
     pid_t pid = start(log, NULL);
@@ -498,7 +498,7 @@ static int tear_down(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(life),
+        cmocka_unit_test(whole_life),
         cmocka_unit_test(ends_by_signal_or_request),
         cmocka_unit_test(shuts_down_every_time),
         cmocka_unit_test(killed),
