@@ -101,13 +101,13 @@ static void *life(void *arg)
 
         (void)poll(p, 2, d->supervised ? WATCH_MS : -1);
         /* The news is taken first and the flags are looked at afterwards: a poke between the two wakes poll again. */
-        K3_DAEMON_POINT();
         while (read(d->event_fd, &n, sizeof(n)) == sizeof(n))
             ;
         if (atomic_load_explicit(&d->leave, memory_order_acquire))
             return NULL;
         if (atomic_load_explicit(&d->shutdown, memory_order_acquire))
             begin_stop(d, "shutdown");
+        K3_DAEMON_POINT();
         while (read(d->signal_fd, &si, sizeof(si)) == sizeof(si))
             begin_stop(d, orphaned(d) ? "parent_gone" : si.ssi_signo == SIGTERM ? "SIGTERM" :
                           si.ssi_signo == SIGINT ? "SIGINT" : "SIGHUP");

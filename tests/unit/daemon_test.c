@@ -32,7 +32,7 @@ static void nap_ms(long ms)
     nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL);
 }
 
-/* Between the wake-up of the skeleton's thread and its look at the news. */
+/* After the skeleton's thread has begun the stop: the main thread may close everything meanwhile. */
 static void widen(void)
 {
     nap_ms(10);
