@@ -26,7 +26,7 @@ struct k3_engine {
     struct k3_requests requests;
     struct k3_request *queue_head, **queue_tail;
     uint32_t n_queued, n_polls_waiting;
-    struct k3_slots slots;
+    struct k3_seqs slots;
     uint64_t n_admitted, n_passes;
 
     bool in_pass;
@@ -55,7 +55,7 @@ static uint32_t max_logits(uint32_t n_sequences, uint32_t batch_rows)
 
 uint64_t k3_engine_bytes(const struct k3_config *c, uint32_t ctx, uint32_t n_sequences, uint32_t batch_rows)
 {
-    return n_sequences * (k3_state_bytes(c, ctx) + sizeof(struct k3_slot) + sizeof(struct outcome)) +
+    return n_sequences * (k3_state_bytes(c, ctx) + sizeof(struct k3_seq) + sizeof(struct outcome)) +
            (uint64_t)max_logits(n_sequences, batch_rows) * c->vocab * sizeof(float) + k3_sampler_bytes(c->vocab) +
            batch_rows * sizeof(struct k3_row);
 }
@@ -78,7 +78,7 @@ int k3_engine_open(struct k3_engine **out, const struct k3_engine_opts *opts, st
     pthread_cond_init(&e->work, &monotonic);
     pthread_condattr_destroy(&monotonic);
 
-    rc = k3_slots_open(&e->slots, opts->n_sequences, &opts->m->cfg, opts->ctx, err);
+    rc = k3_seqs_open(&e->slots, opts->n_sequences, &opts->m->cfg, opts->ctx, err);
     if (rc == 0)
         rc = k3_sampler_new(&e->sampler, opts->m->cfg.vocab, err);
     if (rc < 0)
@@ -104,7 +104,7 @@ void k3_engine_close(struct k3_engine *e)
     if (!e)
         return;
     k3_requests_free(&e->requests);
-    k3_slots_close(&e->slots);
+    k3_seqs_close(&e->slots);
     k3_sampler_free(e->sampler);
     free(e->rows);
     free(e->logits);
@@ -117,7 +117,7 @@ void k3_engine_close(struct k3_engine *e)
 
 /* ---- the life of a request; all with the lock held -------------------------------------------------------------------- */
 
-static void slot_release(struct k3_slot *s)
+static void slot_release(struct k3_seq *s)
 {
     struct k3_request *r = s->request;
 
@@ -174,7 +174,7 @@ static void engine_admit(struct k3_engine *e)
 {
     while (e->queue_head) {
         struct k3_request *r = e->queue_head;
-        struct k3_slot *s = k3_slots_find_free(&e->slots);
+        struct k3_seq *s = k3_seqs_find_free(&e->slots);
 
         if (!s)
             return;
@@ -231,7 +231,7 @@ static void pass_rows(struct k3_engine *e)
 
     e->n_live = 0;
     for (uint32_t i = 0; i < e->slots.n; i++) {
-        struct k3_slot *s = &e->slots.slot[i];
+        struct k3_seq *s = &e->slots.slot[i];
         struct k3_request *r = s->request;
 
         for (uint32_t k = 0; k < s->n_rows; k++) {
@@ -277,7 +277,7 @@ static void draw(struct k3_engine *e)
     const float *logits = e->logits;
 
     for (uint32_t i = 0; i < e->slots.n; i++) {
-        struct k3_slot *s = &e->slots.slot[i];
+        struct k3_seq *s = &e->slots.slot[i];
         struct outcome *o = &e->outcome[i];
 
         *o = (struct outcome){ 0 };
@@ -304,7 +304,7 @@ static void draw(struct k3_engine *e)
     }
 }
 
-static void publish_one(struct k3_engine *e, struct k3_slot *s, const struct outcome *o, uint64_t now)
+static void publish_one(struct k3_engine *e, struct k3_seq *s, const struct outcome *o, uint64_t now)
 {
     struct k3_request *r = s->request;
     uint32_t n_prompt_left = r->n_prompt > s->n_done ? r->n_prompt - s->n_done : 0;
@@ -357,7 +357,7 @@ static void pass_failed(struct k3_engine *e, int rc, const struct k3_err *err)
     if (rc != -ECANCELED)
         k3_log_err(err, "pass_failed");
     for (uint32_t i = 0; i < e->slots.n; i++) {
-        struct k3_slot *s = &e->slots.slot[i];
+        struct k3_seq *s = &e->slots.slot[i];
 
         if (!s->n_rows)
             continue;
@@ -408,7 +408,7 @@ int k3_engine_step(struct k3_engine *e)
     }
     engine_admit(e);
     engine_gauges(e);
-    if (k3_slots_share(&e->slots, e->o.batch_rows) == 0) {
+    if (k3_seqs_plan(&e->slots, e->o.batch_rows) == 0) {
         pthread_mutex_unlock(&e->lock);
         return 0;
     }
@@ -566,7 +566,7 @@ static uint64_t pass_bytes(const struct k3_engine *e)
 /* Seconds until the next token, from the moving time of a layer; lm_head counts as one more.  < 0: not known. */
 static double eta_s(const struct k3_engine *e, const struct k3_request *r)
 {
-    const struct k3_slot *s = r->slot;
+    const struct k3_seq *s = r->slot;
     uint64_t n_steps = e->o.m->cfg.n_layers + 1ull, n_left = 0, past_ns;
     uint32_t n_rows = s && s->n_rows ? s->n_rows : 1, n_ids_left;
 

@@ -12,7 +12,7 @@
  *   any     -> ENDED    stop id, max_tokens, cancel, error, stop    request_end
  * Ended requests keep their events until k3_engine_forget or K3_KEEP_NS after the end.
  *
- * The rows of a pass (k3_rows_share, the fairness rule): running sequences are taken in the order in which they had
+ * The rows of a pass (k3_seqs_rows, the fairness rule): running sequences are taken in the order in which they had
  * their last row, the longest waiting first.  Each gets one row while rows are left: the next token of an answer or the
  * next id of a prompt.  What remains is shared among the unfinished prompts in equal parts, and what one of them cannot use goes
  * to the others.  So while there are no more sequences than --batch-rows every one moves on in every pass, and a long prompt
@@ -77,7 +77,7 @@ struct k3_request {
     char message[1024];
     uint64_t ended_ns, last_token_ns;
     uint64_t kept_bytes;
-    struct k3_slot *slot;               /* while it has state; may be ended already (dropped at the end of the pass) */
+    struct k3_seq *slot;                /* while it has state; may be ended already (dropped at the end of the pass) */
     bool forgotten;                     /* free it when the slot lets go */
     bool fetched;                       /* a poll has taken its end */
 };
@@ -115,7 +115,7 @@ void k3_requests_free(struct k3_requests *t);
 
 /* ---- sequences (sequence.c) ------------------------------------------------------------------------------------- */
 
-struct k3_slot {
+struct k3_seq {
     struct k3_state *state;
     struct k3_request *request; /* NULL = free */
     uint32_t n_done;            /* positions that the state holds */
@@ -124,14 +124,14 @@ struct k3_slot {
     uint64_t admitted;
     bool dirty;                 /* reset before the next use */
 };
-struct k3_slots { struct k3_slot *slot; uint32_t n; };
-int k3_slots_open(struct k3_slots *s, uint32_t n, const struct k3_config *c, uint32_t ctx, struct k3_err *err);
-void k3_slots_close(struct k3_slots *s);
-struct k3_slot *k3_slots_find_free(struct k3_slots *s);
+struct k3_seqs { struct k3_seq *slot; uint32_t n; };
+int k3_seqs_open(struct k3_seqs *s, uint32_t n, const struct k3_config *c, uint32_t ctx, struct k3_err *err);
+void k3_seqs_close(struct k3_seqs *s);
+struct k3_seq *k3_seqs_find_free(struct k3_seqs *s);
 /* The rule above.  n_left[i]: rows that sequence i could use, in the order in which they are to be served. */
-void k3_rows_share(const uint32_t *n_left, uint32_t n, uint32_t n_budget, uint32_t *n_rows);
+void k3_seqs_rows(const uint32_t *n_left, uint32_t n, uint32_t n_budget, uint32_t *n_rows);
 /* Sets n_rows of every slot; returns their sum. */
-uint32_t k3_slots_share(struct k3_slots *s, uint32_t n_budget);
+uint32_t k3_seqs_plan(struct k3_seqs *s, uint32_t n_budget);
 
 /* ---- engine (engine.c) ------------------------------------------------------------------------------------------ */
 

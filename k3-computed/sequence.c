@@ -4,7 +4,7 @@
 
 #include "k3-computed/engine.h"
 
-int k3_slots_open(struct k3_slots *s, uint32_t n, const struct k3_config *c, uint32_t ctx, struct k3_err *err)
+int k3_seqs_open(struct k3_seqs *s, uint32_t n, const struct k3_config *c, uint32_t ctx, struct k3_err *err)
 {
     s->n = 0;
     if (n > K3_SEQUENCES_MAX)
@@ -16,7 +16,7 @@ int k3_slots_open(struct k3_slots *s, uint32_t n, const struct k3_config *c, uin
         int rc = k3_state_new(&s->slot[s->n].state, c, ctx, err);
 
         if (rc < 0)
-            return rc; /* k3_slots_close frees what is there */
+            return rc; /* k3_seqs_close frees what is there */
         rc = k3_state_touch(s->slot[s->n].state, err);
         if (rc < 0) {
             k3_state_free(s->slot[s->n].state);
@@ -26,7 +26,7 @@ int k3_slots_open(struct k3_slots *s, uint32_t n, const struct k3_config *c, uin
     return 0;
 }
 
-void k3_slots_close(struct k3_slots *s)
+void k3_seqs_close(struct k3_seqs *s)
 {
     for (uint32_t i = 0; i < s->n; i++)
         k3_state_free(s->slot[i].state);
@@ -35,7 +35,7 @@ void k3_slots_close(struct k3_slots *s)
     s->n = 0;
 }
 
-struct k3_slot *k3_slots_find_free(struct k3_slots *s)
+struct k3_seq *k3_seqs_find_free(struct k3_seqs *s)
 {
     for (uint32_t i = 0; i < s->n; i++)
         if (!s->slot[i].request)
@@ -43,7 +43,7 @@ struct k3_slot *k3_slots_find_free(struct k3_slots *s)
     return NULL;
 }
 
-void k3_rows_share(const uint32_t *n_left, uint32_t n, uint32_t n_budget, uint32_t *n_rows)
+void k3_seqs_rows(const uint32_t *n_left, uint32_t n, uint32_t n_budget, uint32_t *n_rows)
 {
     uint32_t n_open = 0;
 
@@ -70,16 +70,16 @@ void k3_rows_share(const uint32_t *n_left, uint32_t n, uint32_t n_budget, uint32
 
 static int served_before(const void *a, const void *b)
 {
-    const struct k3_slot *x = *(struct k3_slot *const *)a, *y = *(struct k3_slot *const *)b;
+    const struct k3_seq *x = *(struct k3_seq *const *)a, *y = *(struct k3_seq *const *)b;
 
     if (x->last_pass != y->last_pass)
         return x->last_pass < y->last_pass ? -1 : 1;
     return x->admitted < y->admitted ? -1 : x->admitted > y->admitted;
 }
 
-uint32_t k3_slots_share(struct k3_slots *s, uint32_t n_budget)
+uint32_t k3_seqs_plan(struct k3_seqs *s, uint32_t n_budget)
 {
-    struct k3_slot *order[K3_SEQUENCES_MAX];
+    struct k3_seq *order[K3_SEQUENCES_MAX];
     uint32_t n_left[K3_SEQUENCES_MAX], n_rows[K3_SEQUENCES_MAX], n = 0, n_sum = 0;
 
     for (uint32_t i = 0; i < s->n; i++) {
@@ -92,7 +92,7 @@ uint32_t k3_slots_share(struct k3_slots *s, uint32_t n_budget)
     qsort(order, n, sizeof(order[0]), served_before);
     for (uint32_t i = 0; i < n; i++)
         n_left[i] = k3_request_n_run(order[i]->request) - order[i]->n_done;
-    k3_rows_share(n_left, n, n_budget, n_rows);
+    k3_seqs_rows(n_left, n, n_budget, n_rows);
     for (uint32_t i = 0; i < n; i++) {
         order[i]->n_rows = n_rows[i];
         n_sum += n_rows[i];

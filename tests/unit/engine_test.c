@@ -213,7 +213,7 @@ static void rows_are_shared_fairly(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(c) / sizeof(c[0]); i++) {
-        k3_rows_share(c[i].left, c[i].n, c[i].budget, rows);
+        k3_seqs_rows(c[i].left, c[i].n, c[i].budget, rows);
         for (uint32_t k = 0; k < c[i].n; k++)
             if (rows[k] != c[i].right[k])
                 fail_msg("case %zu: sequence %u gets %u rows instead of %u", i, k, rows[k], c[i].right[k]);

@@ -175,7 +175,7 @@ static void table_finds_and_expires(void **state)
 {
     enum { N = 600 };
     struct k3_requests t = { .n = 0 };
-    struct k3_slot slot = { .n_done = 0 };
+    struct k3_seq slot = { .n_done = 0 };
     struct k3_submit s = sample();
     struct k3_request *held;
 
