@@ -416,7 +416,8 @@ static int make_room(struct k3_expert_client *c, uint32_t n, struct k3_err *err)
 
     while (gone < c->n_entries && c->entry[gone].state == GONE)
         gone++;
-    memmove(c->entry, c->entry + gone, (c->n_entries - gone) * sizeof(*c->entry));
+    if (gone)
+        memmove(c->entry, c->entry + gone, (c->n_entries - gone) * sizeof(*c->entry));
     c->n_entries -= gone;
     c->first_id += gone;
     c->next_send -= gone < c->next_send ? gone : c->next_send;
