@@ -49,6 +49,9 @@ void k3_computed_close(struct k3_computed *c); /* safe after any partial open */
 
 /* One request of computed.sock (ipc/msg.h); arg is a struct k3_computed.  serve.c */
 void k3_computed_answer(void *arg, const char *cmd, const cJSON *request, cJSON *reply);
+/* The fields of a submit, types and ranges checked; the arrays are the caller's, to be freed.  serve.c */
+int k3_computed_submit_parse(const cJSON *request, struct k3_submit *out, struct k3_err *err);
+void k3_computed_submit_free(struct k3_submit *s);
 /* Fields of `info`.  open.c */
 void k3_computed_info(void *arg, cJSON *reply);
 /* Logs what the trunk reader notices.  serve.c */

@@ -59,10 +59,11 @@ static int get_double(const cJSON *request, const char *name, double *out, struc
 }
 
 /* On success *out (NULL when empty) is the caller's, to be freed. */
-static int get_ids(const cJSON *request, const char *name, bool needed, uint32_t **out, uint32_t *n_out,
+static int get_ids(const cJSON *request, const char *name, bool needed, const uint32_t **out, uint32_t *n_out,
                    struct k3_err *err)
 {
     const cJSON *field = cJSON_GetObjectItemCaseSensitive(request, name), *item;
+    uint32_t *ids;
     size_t n = 0;
 
     *out = NULL;
@@ -80,11 +81,11 @@ static int get_ids(const cJSON *request, const char *name, bool needed, uint32_t
     }
     if (n == 0)
         return 0;
-    *out = malloc(n * sizeof(**out));
-    if (!*out)
+    *out = ids = malloc(n * sizeof(*ids));
+    if (!ids)
         return k3_fail(err, -ENOMEM, "no memory for %zu ids", n);
     cJSON_ArrayForEach(item, field)
-        (*out)[(*n_out)++] = (uint32_t)item->valuedouble;
+        ids[(*n_out)++] = (uint32_t)item->valuedouble;
     return 0;
 }
 
@@ -111,37 +112,50 @@ static int get_sampling(const cJSON *request, struct k3_sampling *p, struct k3_e
 
 /* ---- commands ---------------------------------------------------------------------------------------------------------- */
 
-static int submit(struct k3_computed *c, const cJSON *request, cJSON *reply, struct k3_err *err)
+int k3_computed_submit_parse(const cJSON *request, struct k3_submit *s, struct k3_err *err)
 {
     const cJSON *logits = cJSON_GetObjectItemCaseSensitive(request, "logits");
-    uint32_t *prompt = NULL, *generated = NULL, *stop = NULL;
-    struct k3_submit s = { .logits = cJSON_IsTrue(logits) };
-    uint64_t max_tokens;
-    bool known = false;
-    int rc = get_id(request, s.id, err);
+    uint64_t max_tokens = 0;
+    int rc;
 
+    *s = (struct k3_submit){ .logits = cJSON_IsTrue(logits) };
+    rc = get_id(request, s->id, err);
     if (rc == 0)
-        rc = get_ids(request, "prompt_ids", true, &prompt, &s.n_prompt, err);
+        rc = get_ids(request, "prompt_ids", true, &s->prompt, &s->n_prompt, err);
     if (rc == 0)
-        rc = get_ids(request, "generated_ids", false, &generated, &s.n_generated, err);
+        rc = get_ids(request, "generated_ids", false, &s->generated, &s->n_generated, err);
     if (rc == 0)
-        rc = get_ids(request, "stop_ids", false, &stop, &s.n_stop, err);
+        rc = get_ids(request, "stop_ids", false, &s->stop, &s->n_stop, err);
     if (rc == 0)
         rc = get_uint(request, "max_tokens", UINT32_MAX, NULL, &max_tokens, err);
     if (rc == 0)
-        rc = get_sampling(request, &s.sampling, err);
+        rc = get_sampling(request, &s->sampling, err);
     if (rc == 0 && logits && !cJSON_IsBool(logits))
         rc = k3_refuse(err, -EINVAL, "logits is neither true nor false");
-    if (rc == 0) {
-        s.prompt = prompt;
-        s.generated = generated;
-        s.stop = stop;
-        s.max_tokens = (uint32_t)max_tokens;
-        rc = k3_engine_submit(c->engine, &s, k3_daemon_draining(c->daemon), &known, err);
-    }
-    free(prompt);
-    free(generated);
-    free(stop);
+    s->max_tokens = (uint32_t)max_tokens;
+    if (rc < 0)
+        k3_computed_submit_free(s);
+    return rc;
+}
+
+void k3_computed_submit_free(struct k3_submit *s)
+{
+    free((void *)(uintptr_t)s->prompt); /* const for everybody else */
+    free((void *)(uintptr_t)s->generated);
+    free((void *)(uintptr_t)s->stop);
+    *s = (struct k3_submit){ .n_prompt = 0 };
+}
+
+static int submit(struct k3_computed *c, const cJSON *request, cJSON *reply, struct k3_err *err)
+{
+    struct k3_submit s;
+    bool known = false;
+    int rc = k3_computed_submit_parse(request, &s, err);
+
+    if (rc < 0)
+        return rc;
+    rc = k3_engine_submit(c->engine, &s, k3_daemon_draining(c->daemon), &known, err);
+    k3_computed_submit_free(&s);
     if (rc < 0)
         return rc;
     cJSON_AddBoolToObject(reply, "known", known);
