@@ -185,7 +185,7 @@ static void all_pinned_reads_once(void **state)
     struct k3_tf t;
     struct k3_trunkd_opt opt;
     struct k3_trunk_reader *r;
-    uint64_t least_ns = UINT64_MAX;
+    unsigned n_slow = 0;
     pid_t pid;
 
     (void)state;
@@ -202,15 +202,14 @@ static void all_pinned_reads_once(void **state)
     }
     assert_in_range(stat_value(&t, "read_bytes"), t.m->trunk_bytes, t.m->trunk_bytes + 8192 * t.m->n_pieces);
     assert_int_equal(stat_value(&t, "ring_produced_bytes"), 0);
-    /* The bells ring both ways: without, a seek would take a tick of one side or the other. */
-    for (int i = 0; i < 40 && least_ns > 10000000; i++) {
-        uint64_t since_ns = k3_now_ns(), took_ns;
+    /* The bells ring both ways: without, most seeks would take a tick of one side or the other. */
+    for (int i = 0; i < 40; i++) {
+        uint64_t since_ns = k3_now_ns();
 
         begin(r);
-        took_ns = k3_now_ns() - since_ns;
-        least_ns = took_ns < least_ns ? took_ns : least_ns;
+        n_slow += k3_now_ns() - since_ns > 40000000;
     }
-    assert_in_range(least_ns, 0, 10000000);
+    assert_in_range(n_slow, 0, 19);
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);
     k3_tf_close(&t);
