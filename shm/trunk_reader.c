@@ -15,7 +15,7 @@
 
 #define TICK_NS 50000000ull /* between looks at the lock and the segment's name, a few microseconds each */
 #define NAP_NS 20000000     /* between tries to attach */
-#define REFUSALS_BELIEVED 10 /* tries in a row: a segment that is being replaced can look wrong for a moment */
+#define REFUSALS_BELIEVED 100 /* tries in a row, 2 s: a successor holds the lock a moment before it removes the old segment */
 #define BLOCK_COMFORT_BYTES (1u << 20)
 #define TRUNKD "k3-trunkd"
 #define NO_SEEK 1u /* never acknowledged: real numbers are at least 2^32 */
