@@ -12,14 +12,19 @@
  * Attach.  computed fills b.held[0..n_held) with the slots that it holds (completed, not yet released), then n_held, then
  * stores b.attach (release, A) and rings.  expertd, on a new attach number (acquire, A'): forgets every queued demand
  * of other attach numbers, makes the held slots lent and all other lent slots free, then stores a.attached (release).
- * Entries carry the attach number of computed; either side drops stale ones.  A new computed attaches with
- * n_held = 0.  After expertd died, the living computed first pops what the old completion ring still holds, then attaches
- * to the new segment with what it holds and sends its unanswered demands again.
+ * Entries carry the attach number of computed; either side drops stale ones.  Between A and the answer computed sends
+ * nothing.  A new computed attaches with n_held = 0.  After expertd died, the living computed first pops what the old
+ * completion ring still holds, then attaches to the new segment with what it holds and sends its unanswered demands
+ * again.  An index, slot or request that cannot be makes expertd publish a new control segment (same generation), which
+ * computed sees as a restart.
  *
  * Data segment "expertdata": struct k3_arena_head with one record per slot, then the slots.
  *   slot record      expertd    layer, expert, off[], plain; then state = READY (release) after the bytes
  * expertd dies: its successor takes the segment over when the digest and slot size agree.  READY slots stay; lent flags
- * stay until the next attach says which are really held; READING slots are renewed (k3_seg_renew) before reuse. */
+ * stay until the next attach says which are really held; READING slots are renewed (k3_seg_renew) before reuse.  A record
+ * is EMPTY while its fields change and READING before the first read is submitted, so a successor can trust it after
+ * a death at any instruction.  When digest, size or number of slots differ, a new segment takes the name; a living
+ * computed keeps the old one mapped until it has released what it holds of it, and does not list that in b.held. */
 #ifndef K3_SHM_EXPERT_H
 #define K3_SHM_EXPERT_H
 
@@ -125,15 +130,19 @@ int k3_expert_client_open(struct k3_expert_client **out, const char *instance, c
 void k3_expert_client_close(struct k3_expert_client *c);
 uint32_t k3_expert_client_slots(const struct k3_expert_client *c);
 /* Declares the experts of one layer, ascending.  Demands leave in that order as credit allows; the rest follow as
- * slots are released.  The list is copied. */
+ * slots are released.  The list is copied.  -EBUSY while the layer before has experts to come; views of it may still be
+ * held. */
 int k3_expert_client_begin(struct k3_expert_client *c, uint32_t layer, const uint16_t *experts, uint32_t n,
                            struct k3_err *err);
 /* The next expert in list order, waiting for it.  Survives a death of expertd.  -EIO with words and exit 4 when it
- * could not be read (call k3_expert_client_abandon then); -ECANCELED when stop became true. */
+ * could not be read (call k3_expert_client_abandon then); -ECANCELED when stop became true; -ENOENT after the last;
+ * -EDEADLK when the caller holds every slot itself; -EPROTO when expertd broke the protocol (the next call attaches
+ * anew); -ESTALE (exit 2) when the new expertd serves another checkpoint. */
 int k3_expert_client_next(struct k3_expert_client *c, struct k3_expert_view *out, struct k3_err *err);
-/* The expert returned by next is no longer used. */
+/* The expert returned by next is no longer used.  Nothing happens when it was released before. */
 void k3_expert_client_release(struct k3_expert_client *c, const struct k3_expert_view *v);
-/* Drops what is left of the layer: waits for outstanding demands and releases them. */
+/* Drops what is left of the layer: waits for outstanding demands and releases them, and every view that is still
+ * held.  Does not wait for a dead expertd. */
 void k3_expert_client_abandon(struct k3_expert_client *c);
 void k3_expert_client_prefetch(struct k3_expert_client *c, uint32_t layer, const uint16_t *experts, uint32_t n);
 void k3_expert_client_set_stop(struct k3_expert_client *c, _Atomic bool *stop);

@@ -372,6 +372,8 @@ void k3_xw_daemon_start(struct k3_xw *w, const char *const *options)
 
 void k3_xw_daemon_kill(struct k3_xw *w)
 {
+    if (w->daemon <= 1) /* 0 and -1 are everybody */
+        return;
     kill(w->daemon, SIGKILL);
     waitpid(w->daemon, NULL, 0);
     noted(w->instance)->daemon = w->daemon = 0;
@@ -381,6 +383,7 @@ int k3_xw_daemon_stop(struct k3_xw *w)
 {
     int status = 0;
 
+    assert_true(w->daemon > 1);
     kill(w->daemon, SIGTERM);
     waitpid(w->daemon, &status, 0);
     noted(w->instance)->daemon = w->daemon = 0;

@@ -22,13 +22,17 @@
 static const struct k3_xw_shape big = { .n_layers = N_LAYERS, .n_experts = N_EXPERTS, .top_k = TOP_K, .latent = 512,
                                         .inner = 512, .n_files = 3, .seed = 5 };
 
-struct killer {
+/* Not on the stack of a test: a test that fails leaves it while the thread is still at work. */
+static struct killer {
     struct k3_xw *w;
     uint32_t slots[2]; /* of the arena, alternately */
     const char *io;
     uint64_t random;
-    _Atomic bool done;
-};
+    _Atomic bool done, quit;
+    bool running;
+    pthread_t thread;
+} killer;
+static struct k3_xw world;
 
 static void wait_for_attach(struct k3_xw *w)
 {
@@ -52,7 +56,7 @@ static void *kill_and_restart(void *arg)
     struct killer *k = arg;
     char cache[32];
 
-    for (int i = 1; i <= KILLS; i++) {
+    for (int i = 1; i <= KILLS && !atomic_load_explicit(&k->quit, memory_order_acquire); i++) {
         struct timespec ts = { 0 };
 
         k->random = k->random * 6364136223846793005ull + 1442695040888963407ull;
@@ -71,52 +75,61 @@ static void *kill_and_restart(void *arg)
     return NULL;
 }
 
+static int stop_killer(void **state)
+{
+    (void)state;
+    if (!killer.running)
+        return 0;
+    atomic_store_explicit(&killer.quit, true, memory_order_release);
+    pthread_join(killer.thread, NULL);
+    killer.running = false;
+    return 0;
+}
+
 static void run(const struct k3_xw_shape *shape, uint32_t even, uint32_t odd, const char *io)
 {
     struct k3_expert_client_counts n;
     struct k3_expert_client *c;
-    struct killer k = { .slots = { even, odd }, .io = io, .random = even * 1000 + odd };
-    struct k3_xw w;
-    pthread_t thread;
     uint16_t e[N_EXPERTS];
     uint32_t layers = 0, keep = even < odd ? even : odd;
     char cache[32];
 
-    k3_xw_open(&w, shape);
-    k.w = &w;
-    k3_xw_daemon_start(&w, (const char *const[]){ "--cache-gb", k3_xw_cache(&w, even, cache, sizeof(cache)),
-                                                  "--io-block", "16K", "--io", io, NULL });
-    c = k3_xw_client(&w);
-    assert_int_equal(pthread_create(&thread, NULL, kill_and_restart, &k), 0);
-    while (!atomic_load_explicit(&k.done, memory_order_acquire)) {
+    k3_xw_open(&world, shape);
+    killer = (struct killer){ .w = &world, .slots = { even, odd }, .io = io, .random = even * 1000 + odd };
+    k3_xw_daemon_start(&world, (const char *const[]){ "--cache-gb", k3_xw_cache(&world, even, cache, sizeof(cache)),
+                                                      "--io-block", "16K", "--io", io, NULL });
+    c = k3_xw_client(&world);
+    assert_int_equal(pthread_create(&killer.thread, NULL, kill_and_restart, &killer), 0);
+    killer.running = true;
+    while (!atomic_load_explicit(&killer.done, memory_order_acquire)) {
         uint32_t n_list = layers % 8 ? TOP_K : N_EXPERTS, layer = 1 + layers % (N_LAYERS - 1);
 
-        k3_xw_pick(&w, e, n_list);
+        k3_xw_pick(&world, e, n_list);
         if (layers % 3 == 0)
             k3_expert_client_prefetch(c, 1 + (layer % (N_LAYERS - 1)), e, n_list);
-        k3_xw_layer(&w, c, layer, e, n_list, 1 + layers % keep);
+        k3_xw_layer(&world, c, layer, e, n_list, 1 + layers % keep);
         layers++;
     }
-    pthread_join(thread, NULL);
+    stop_killer(NULL);
     for (uint32_t i = 0; i < 2 * N_LAYERS; i++) {
         for (uint16_t x = 0; x < N_EXPERTS; x++)
             e[x] = x;
-        k3_xw_layer(&w, c, 1 + i % (N_LAYERS - 1), e, N_EXPERTS, keep);
+        k3_xw_layer(&world, c, 1 + i % (N_LAYERS - 1), e, N_EXPERTS, keep);
     }
     k3_expert_client_counts(c, &n);
     print_message("layers %u demands %lu hits %lu reattached %lu\n", layers, n.demands, n.hits, n.reattached);
     assert_true(n.reattached >= KILLS / 2); /* several kills may fall into one wait */
     assert_int_equal(n.errors, 0);
-    assert_int_equal(k3_xw_stat(&w, "protocol_errors"), 0);
-    k3_xw_stat_wait(&w, "slots_lent", 0);
+    assert_int_equal(k3_xw_stat(&world, "protocol_errors"), 0);
+    k3_xw_stat_wait(&world, "slots_lent", 0);
     if (even == odd) {
-        print_message("taken over %lu renewed %lu\n", k3_xw_log_sum(&w, "taken_over="), k3_xw_log_sum(&w, "renewed="));
-        assert_true(k3_xw_log_sum(&w, "taken_over=") > 0);
-        assert_true(k3_xw_log_sum(&w, "renewed=") > 0); /* some died in the middle of a read */
+        print_message("taken over %lu renewed %lu\n", k3_xw_log_sum(&world, "taken_over="), k3_xw_log_sum(&world, "renewed="));
+        assert_true(k3_xw_log_sum(&world, "taken_over=") > 0);
+        assert_true(k3_xw_log_sum(&world, "renewed=") > 0); /* some died in the middle of a read */
     }
     k3_expert_client_close(c);
-    assert_int_equal(k3_xw_daemon_stop(&w), 0);
-    k3_xw_close(&w);
+    assert_int_equal(k3_xw_daemon_stop(&world), 0);
+    k3_xw_close(&world);
 }
 
 static void arena_is_taken_over(void **state)
@@ -229,10 +242,10 @@ static void both_die(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(arena_is_taken_over),
-        cmocka_unit_test(minimum_arena_is_taken_over),
-        cmocka_unit_test(scattered_with_threads),
-        cmocka_unit_test(arena_of_another_size),
+        cmocka_unit_test_teardown(arena_is_taken_over, stop_killer),
+        cmocka_unit_test_teardown(minimum_arena_is_taken_over, stop_killer),
+        cmocka_unit_test_teardown(scattered_with_threads, stop_killer),
+        cmocka_unit_test_teardown(arena_of_another_size, stop_killer),
         cmocka_unit_test(take_over_keeps_all),
         cmocka_unit_test(both_die),
     };
