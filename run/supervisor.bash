@@ -201,6 +201,19 @@ take_instance_lock() {
         exit 1
     fi
     echo "1 $$" >"$lock_file"
+    # Daemons of a supervisor that was killed leave within seconds; one that stays was started by hand, and taking this
+    # instance would end in removing its segments.
+    local n until=$((SECONDS + 5)) text
+    for n in "${member_names[@]}"; do
+        while lock_held "$run_dir/$n.lock" && [ $SECONDS -lt $until ]; do sleep 0.05 {lock_fd}>&- 3>&-; done
+        if lock_held "$run_dir/$n.lock"; then
+            text="instance \"$instance\" is in use by $n pid $(lock_pid "$run_dir/$n.lock"), which no k3-run has started; choose another --instance, or stop it with: k3-run down --instance $instance"
+            report "failed 2 $text"
+            [ -n "$detached" ] || echo "k3-run: $text" >&2
+            rm -f -- "$lock_file"
+            exit 2
+        fi
+    done
 }
 
 # What `up` was given by its caller (a test's pipes, a terminal's descriptors) must not live as long as we do; and an

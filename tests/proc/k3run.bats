@@ -168,6 +168,8 @@ TEXT
 @test "k3-run killed: the daemons leave within seconds and leave no segments" {
     k3run up
     kill -KILL "$(sed 's/.* //' "$(run_dir "$INSTANCE")/k3-run.lock")"
+    k3run up # waits until the orphans have left
+    kill -KILL "$(sed 's/.* //' "$(run_dir "$INSTANCE")/k3-run.lock")"
     within 10 no_processes
     within 1 no_segments
     [ -z "$(find "$(run_dir "$INSTANCE")" -type s)" ]
@@ -259,6 +261,8 @@ TEXT
     "$K3_BIN/k3-trunkd" --model "$DEMO" --instance "$INSTANCE" 2>/dev/null 3>&- 4>&- &
     within 20 ctl ping trunkd
     k3run list | grep -E "^$INSTANCE +by hand"
+    refused 2 "is in use by k3-trunkd pid [0-9]+, which no k3-run has started" k3run up
+    ctl ping trunkd # unharmed
     k3run down
     nothing_left "$INSTANCE"
     k3run up
