@@ -10,7 +10,7 @@ INSTANCE=t-$(basename "${BATS_TEST_FILENAME:-shell}" .bats | tr -c 'A-Za-z0-9\n'
 export INSTANCE
 
 up() { # up OPTION...
-    "$ROOT/run/k3-run" up --instance "$INSTANCE" "$@" 3>&- 4>&-
+    "$ROOT/run/k3-run" up --instance "$INSTANCE" --bin-dir "$K3_BIN" "$@" 3>&- 4>&-
 }
 down() {
     "$ROOT/run/k3-run" down --instance "$INSTANCE" >/dev/null 2>&1 3>&- 4>&- || true
