@@ -66,6 +66,29 @@ static int parameters(const struct k3_router *r, size_t n_prompt, struct k3_ask_
 
 /* ---- showing ---- */
 
+/* A terminal obeys what it is sent, and a model may generate escape sequences: there, control characters but line feed and
+ * tab are shown as U+FFFD (a carriage return not at all).  Anything else gets the text as it is. */
+static int write_safely(const char *text, size_t len_bytes)
+{
+    struct k3_buf b = { 0 };
+    int rc = 0;
+
+    for (size_t i = 0, n; i < len_bytes && rc == 0; i += n) {
+        uint32_t cp = k3_utf8_at((const uint8_t *)text + i);
+        n = k3_utf8_len((uint8_t)text[i]);
+        if (cp == '\r')
+            continue;
+        if ((cp < 0x20 && cp != '\n' && cp != '\t') || (cp >= 0x7f && cp < 0xa0))
+            rc = k3_buf_puts(&b, "\xef\xbf\xbd");
+        else
+            rc = k3_buf_append(&b, text + i, n);
+    }
+    if (rc == 0)
+        rc = k3_router_write(b.bytes, b.len_bytes);
+    k3_buf_free(&b);
+    return rc;
+}
+
 static int show(void *arg, enum k3_channel channel, const char *text, size_t len_bytes)
 {
     struct k3_exchange *x = arg;
@@ -79,7 +102,7 @@ static int show(void *arg, enum k3_channel channel, const char *text, size_t len
                                      : k3_router_write(UNDIM "\n\n", strlen(UNDIM "\n\n"));
     x->shown = channel;
     if (rc == 0)
-        rc = k3_router_write(text, len_bytes);
+        rc = x->stdout_tty ? write_safely(text, len_bytes) : k3_router_write(text, len_bytes);
     x->line_open = text[len_bytes - 1] != '\n';
     x->any_text = true;
     return rc;

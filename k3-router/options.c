@@ -68,6 +68,8 @@ bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *sta
         return usage(status, "--top-p: over 0 up to 1");
     if (o->seed && k3_parse_u64(o->seed, 0, UINT64_MAX, &seed) < 0)
         return usage(status, "--seed: a number from 0 to 2^64-1");
+    if (o->system && k3_utf8_check(o->system, strlen(o->system)) < strlen(o->system))
+        return usage(status, "--system: not valid UTF-8");
     for (size_t i = 0; i < o->stop.n; i++) {
         if (!*o->stop.item[i])
             return usage(status, "--stop: an empty text would stop before the first character");

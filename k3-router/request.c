@@ -11,7 +11,8 @@
 #include "ipc/parse.h"
 #include "shm/segment.h"
 
-#define CALL_MS 5000       /* for an answer that is due at once */
+#define SUBMIT_MS 10000    /* for the answer to a submit, which may be long */
+#define CALL_MS 2500       /* for an answer that is due at once; a late one is asked for again */
 #define POLL_MS 250        /* so that an interrupt is seen within it */
 #define RETRY_NS 100000000 /* between two tries to reach computed */
 
@@ -247,7 +248,7 @@ static int submit(struct run *r, bool *due, struct k3_err *err)
         return k3_fail(err, -ENOMEM, "request: no memory for %zu ids", a->generated.n);
     if (a->has_logits)
         cJSON_ReplaceItemInObjectCaseSensitive(a->submit, "logits", cJSON_CreateFalse());
-    rc = call(r, a->submit, CALL_MS, &reply, err);
+    rc = call(r, a->submit, SUBMIT_MS, &reply, err);
     if (rc == 0 && reply && !is_ok(reply)) {
         rc = refused(reply, err);
         if (err->exit_status == K3_EXIT_NO_PEER && (r->submitted || a->resumed)) /* it is shutting down */

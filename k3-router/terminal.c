@@ -3,6 +3,7 @@
  * Ctrl-C while an answer comes cancels that answer; at a line with text it drops the line; at an empty one it leaves at the
  * second time in a row.  Ctrl-D at an empty line leaves. */
 #include <errno.h>
+#include <fcntl.h>
 #include <histedit.h>
 #include <locale.h>
 #include <poll.h>
@@ -81,6 +82,7 @@ static int open_editor(struct terminal *t, struct k3_err *err)
     history(t->history, &ev, H_SETSIZE, HISTORY_LINES);
     history(t->history, &ev, H_SETUNIQUE, 1);
     snprintf(t->history_path, sizeof(t->history_path), "%s/history", t->r->state_dir);
+    close(open(t->history_path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600)); /* H_SAVE would make it for all to read */
     history(t->history, &ev, H_LOAD, t->history_path);
     el_set(t->el, EL_CLIENTDATA, t);
     el_set(t->el, EL_PROMPT, prompt);

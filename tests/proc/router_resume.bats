@@ -128,18 +128,21 @@ wait_tokens() { # wait_tokens N: until the journal holds N tokens
 }
 
 @test "nobody comes back: exit 3 after --wait, and how to go on" {
-    up --instance "$INSTANCE-b" --ctx 2048
-    printf 'Tell me' >"$BATS_TEST_TMPDIR/in"
-    "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" "${LONG[@]}" --wait 2 <"$BATS_TEST_TMPDIR/in" \
-        >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
-    PID=$!
+    supervisor=$("$ROOT/run/k3-run" status --instance "$INSTANCE" | sed -n 's/.*k3-run pid \([0-9]*\).*/\1/p')
+    computed=$(pid_of k3-computed)
+    start --wait 2
     wait_tokens 50
-    "$ROOT/run/k3-run" down --instance "$INSTANCE-b" >/dev/null
+    kill -STOP "$supervisor" # so that it starts no other
+    kill -KILL "$computed"
     status=0
     wait $PID || status=$?
+    kill -CONT "$supervisor"
     cat "$BATS_TEST_TMPDIR/err"
     id=$(basename "$(journal)" .journal)
     [ "$status" -eq 3 ]
+    [ "$(wc -l <"$BATS_TEST_TMPDIR/err")" -eq 2 ]
+    grep -q 'did not come back within 2 s' "$BATS_TEST_TMPDIR/err"
     grep -q -- "--resume $id" "$BATS_TEST_TMPDIR/err"
+    ctl wait --timeout 20
     router --state-dir "$STATE" --resume "$id" | cmp - "$BATS_FILE_TMPDIR/whole"
 }

@@ -101,6 +101,25 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
     [ "$(router --state-dir "$STATE" <<<"What is the capital of France?")" = "The capital of France is Paris." ]
 }
 
+@test "control characters of an answer do not reach the terminal" {
+    command -v script >/dev/null || skip "script is not installed"
+    ask="printf 'Tell me' | $K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE --raw --temperature 100 --top-p 1 --seed 8"
+    timeout 120 script -qec "$ask" "$BATS_TEST_TMPDIR/tty" </dev/null >/dev/null
+    timeout 120 sh -c "$ask" >"$BATS_TEST_TMPDIR/plain"
+    # The same answer: with escape and other control characters in a file, without them at a terminal.
+    /usr/bin/python3 - "$BATS_TEST_TMPDIR/plain" "$BATS_TEST_TMPDIR/tty" <<'P'
+import sys
+bad = lambda s: [c for c in s if (c < ' ' and c not in '\n\t') or '\x7f' <= c < '\xa0']
+plain = open(sys.argv[1], encoding='utf-8', newline='').read()
+tty = open(sys.argv[2], encoding='utf-8', newline='').read()
+assert len(bad(plain)) > 5, 'the noise has no control characters'
+tty = tty.split('\n', 1)[1].rsplit('\nScript done', 1)[0].replace('\r\n', '\n')
+assert not bad(tty), bad(tty)
+want = ''.join('' if c == '\r' else '\ufffd' if bad(c) else c for c in plain)
+assert tty.strip('\n') == want.strip('\n'), (tty[-80:], want[-80:])
+P
+}
+
 @test "the progress line says what the pass waits for and is gone before text" {
     open
     trunkd=$(pid_of k3-trunkd)
