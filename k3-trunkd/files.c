@@ -35,7 +35,9 @@ static int open_one(struct k3_trunkd *d, uint32_t i, struct k3_err *err)
         t->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_DIRECT);
         t->direct = t->fd >= 0 && direct_works(t->fd, d->layout.align_bytes);
         if (!t->direct && strcmp(d->opt.direct, "on") == 0 && (t->fd >= 0 || errno == EINVAL))
-            return k3_refuse(err, -EINVAL, "%s: its file system refuses O_DIRECT, which --direct on asks for", f->path);
+            return k3_refuse(err, -EINVAL,
+                             "%s: its file system refuses O_DIRECT, which --direct on asks for",
+                             f->path);
         if (!t->direct && t->fd >= 0) {
             close(t->fd);
             t->fd = -1;
@@ -48,7 +50,8 @@ static int open_one(struct k3_trunkd *d, uint32_t i, struct k3_err *err)
     if (fstat(t->fd, &st) != 0)
         return k3_fail(err, -errno, "%s: %s", f->path, strerror(errno));
     if (st.st_size < 0 || (uint64_t)st.st_size != f->len_bytes)
-        return k3_refuse(err, -ESTALE, "%s: %" PRIi64 " bytes, was %" PRIu64 " when its header was read", f->path,
+        return k3_refuse(err, -ESTALE,
+                         "%s: %" PRIi64 " bytes, was %" PRIu64 " when its header was read", f->path,
                          (int64_t)st.st_size, f->len_bytes);
     d->n_files_used++;
     if (t->direct)
@@ -113,7 +116,8 @@ int k3_tfile_read(struct k3_trunkd *d, uint32_t file, uint64_t off_bytes, uint64
                   struct k3_scratch *scratch, const uint8_t **out, struct k3_err *err)
 {
     const char *path = d->model->files[file].path;
-    uint64_t a = d->layout.align_bytes, first = off_bytes - off_bytes % a, need = off_bytes - first + len_bytes;
+    uint64_t a = d->layout.align_bytes, first = off_bytes - off_bytes % a,
+             need = off_bytes - first + len_bytes;
     uint64_t span = (need + a - 1) / a * a, got = 0;
     int n_idle = 0;
 
@@ -127,7 +131,8 @@ int k3_tfile_read(struct k3_trunkd *d, uint32_t file, uint64_t off_bytes, uint64
     }
     while (got < need) {
         uint64_t from = got - got % a; /* a direct read begins at a page */
-        ssize_t n = pread(d->files[file].fd, scratch->base + from, span - from, (off_t)(first + from));
+        ssize_t n = pread(d->files[file].fd, scratch->base + from, span - from,
+                          (off_t)(first + from));
 
         if (n < 0 && (errno == EINTR || errno == EAGAIN) && n_idle++ < 100)
             continue;
@@ -136,11 +141,13 @@ int k3_tfile_read(struct k3_trunkd *d, uint32_t file, uint64_t off_bytes, uint64
             continue;
         }
         if (n < 0)
-            return k3_fail(err, -errno, "%s: reading %" PRIu64 " bytes at %" PRIu64 ": %s", path, len_bytes, off_bytes,
-                           strerror(errno));
+            return k3_fail(err, -errno, "%s: reading %" PRIu64 " bytes at %" PRIu64 ": %s", path,
+                           len_bytes, off_bytes, strerror(errno));
         if (from + (uint64_t)n <= got)
-            return k3_fail(err, -ENODATA, "%s: ends at %" PRIu64 ", but a tensor lies at %" PRIu64 " with %" PRIu64
-                           " bytes", path, first + got, off_bytes, len_bytes);
+            return k3_fail(err, -ENODATA,
+                           "%s: ends at %" PRIu64 ", but a tensor lies at %" PRIu64 " with %" PRIu64
+                           " bytes",
+                           path, first + got, off_bytes, len_bytes);
         got = from + (uint64_t)n;
     }
     *out = scratch->base + (off_bytes - first);

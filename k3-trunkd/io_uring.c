@@ -14,7 +14,8 @@ struct uring_io {
 static void uring_submit(struct k3_tio *io, struct k3_tio_req *req)
 {
     struct uring_io *u = (struct uring_io *)io;
-    /* Every request with the backend has at most one entry, and there are as many entries as requests. */
+    /* Every request with the backend has at most one entry, and there are as many entries as
+     * requests. */
     struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
 
     if (!sqe)
@@ -26,7 +27,8 @@ static void uring_submit(struct k3_tio *io, struct k3_tio_req *req)
 static int uring_wait(struct k3_tio *io, uint64_t timeout_ns, struct k3_tio_req **done)
 {
     struct uring_io *u = (struct uring_io *)io;
-    struct __kernel_timespec ts = { (int64_t)(timeout_ns / 1000000000u), (long long)(timeout_ns % 1000000000u) };
+    struct __kernel_timespec ts = { (int64_t)(timeout_ns / 1000000000u),
+                                    (long long)(timeout_ns % 1000000000u) };
     struct k3_tio_req **tail = done;
     struct io_uring_cqe *cqe;
     unsigned head, n = 0;
@@ -34,8 +36,7 @@ static int uring_wait(struct k3_tio *io, uint64_t timeout_ns, struct k3_tio_req 
 
     *done = NULL;
     rc = io_uring_submit_and_wait_timeout(&u->ring, &cqe, 1, &ts, NULL);
-    io_uring_for_each_cqe(&u->ring, head, cqe)
-    {
+    io_uring_for_each_cqe (&u->ring, head, cqe) {
         struct k3_tio_req *req = io_uring_cqe_get_data(cqe);
 
         if (req) { /* NULL: the timeout entry of kernels without IORING_FEAT_EXT_ARG */
@@ -49,7 +50,8 @@ static int uring_wait(struct k3_tio *io, uint64_t timeout_ns, struct k3_tio_req 
     io_uring_cq_advance(&u->ring, n);
     if (rc >= 0 || n > 0 || rc == -ETIME || rc == -EINTR)
         return 0;
-    if (rc == -EAGAIN || rc == -EBUSY) { /* the kernel is short of memory for requests: entries stay queued */
+    if (rc == -EAGAIN ||
+        rc == -EBUSY) { /* the kernel is short of memory for requests: entries stay queued */
         nanosleep(&(struct timespec){ 0, 1000000 }, NULL);
         return 0;
     }

@@ -6,27 +6,36 @@
 
 #include "k3-trunkd/trunkd.h"
 
-#define S(name, unit, help, kind) { name, unit, help, kind }
 const struct k3_stat_def k3_trunkd_stats[K3_TS_N] = {
-    [K3_TS_READ_BYTES] = S("read_bytes", "bytes", "read from the weight files", K3_COUNTER),
-    [K3_TS_READS] = S("reads", "count", "reads that came back", K3_COUNTER),
-    [K3_TS_READ_NS] = S("read_ns", "ns", "from submission to completion of a read", K3_HISTOGRAM),
-    [K3_TS_IN_FLIGHT] = S("in_flight", "count", "reads in flight", K3_GAUGE),
-    [K3_TS_RETRIES] = S("retries", "count", "reads sent again: short, interrupted or refused O_DIRECT", K3_COUNTER),
-    [K3_TS_RING_PRODUCED_BYTES] =
-        S("ring_produced_bytes", "bytes", "by which the end of the stream has moved (page slack included)", K3_COUNTER),
-    [K3_TS_RING_WRAPS] = S("ring_wraps", "count", "times the stream passed a multiple of the ring size", K3_COUNTER),
-    [K3_TS_PASSES] = S("passes", "count", "passes whose last streamed byte was produced", K3_COUNTER),
-    [K3_TS_RING_FULL_WAITS] = S("ring_full_waits", "count", "times nothing was read because the ring was full", K3_COUNTER),
-    [K3_TS_RING_FULL_WAIT_NS] = S("ring_full_wait_ns", "ns", "time without a read because the ring was full", K3_COUNTER),
-    [K3_TS_SEEKS] = S("seeks", "count", "seeks done", K3_COUNTER),
-    [K3_TS_ERRORS] = S("errors", "count", "stops of the stream and pinned pieces that could not be read", K3_COUNTER),
-    [K3_TS_PINNED_LOADED_BYTES] = S("pinned_loaded_bytes", "bytes", "of pinned pieces that are in memory", K3_GAUGE),
-    [K3_TS_PINNED_BYTES] = S("pinned_bytes", "bytes", "of all pinned pieces", K3_GAUGE),
-    [K3_TS_RING_BYTES] = S("ring_bytes", "bytes", "size of the ring", K3_GAUGE),
-    [K3_TS_STREAM_PASS_BYTES] = S("stream_pass_bytes", "bytes", "length of one pass in the stream", K3_GAUGE),
-    [K3_TS_RESIDENT_BYTES] = S("resident_bytes", "bytes", "of resident tensors in fp32", K3_GAUGE),
-    [K3_TS_HUGE_BYTES] = S("huge_bytes", "bytes", "of ring and pinned area in 2 MiB pages", K3_GAUGE),
+    [K3_TS_READ_BYTES] = { "read_bytes", "bytes", "read from the weight files", K3_COUNTER },
+    [K3_TS_READS] = { "reads", "count", "reads that came back", K3_COUNTER },
+    [K3_TS_READ_NS] = { "read_ns", "ns", "from submission to completion of a read", K3_HISTOGRAM },
+    [K3_TS_IN_FLIGHT] = { "in_flight", "count", "reads in flight", K3_GAUGE },
+    [K3_TS_RETRIES] = { "retries", "count",
+                        "reads sent again: short, interrupted or refused O_DIRECT", K3_COUNTER },
+    [K3_TS_RING_PRODUCED_BYTES] = { "ring_produced_bytes", "bytes",
+                                    "by which the end of the stream has moved, with page slack",
+                                    K3_COUNTER },
+    [K3_TS_RING_WRAPS] = { "ring_wraps", "count",
+                           "times the stream passed a multiple of the ring size", K3_COUNTER },
+    [K3_TS_PASSES] = { "passes", "count", "passes whose last streamed byte was produced",
+                       K3_COUNTER },
+    [K3_TS_RING_FULL_WAITS] = { "ring_full_waits", "count",
+                                "times nothing was read because the ring was full", K3_COUNTER },
+    [K3_TS_RING_FULL_WAIT_NS] = { "ring_full_wait_ns", "ns",
+                                  "time without a read because the ring was full", K3_COUNTER },
+    [K3_TS_SEEKS] = { "seeks", "count", "seeks done", K3_COUNTER },
+    [K3_TS_ERRORS] = { "errors", "count",
+                       "stops of the stream and pinned pieces that could not be read", K3_COUNTER },
+    [K3_TS_PINNED_LOADED_BYTES] = { "pinned_loaded_bytes", "bytes",
+                                    "of pinned pieces that are in memory", K3_GAUGE },
+    [K3_TS_PINNED_BYTES] = { "pinned_bytes", "bytes", "of all pinned pieces", K3_GAUGE },
+    [K3_TS_RING_BYTES] = { "ring_bytes", "bytes", "size of the ring", K3_GAUGE },
+    [K3_TS_STREAM_PASS_BYTES] = { "stream_pass_bytes", "bytes", "length of one pass in the stream",
+                                  K3_GAUGE },
+    [K3_TS_RESIDENT_BYTES] = { "resident_bytes", "bytes", "of resident tensors in fp32", K3_GAUGE },
+    [K3_TS_HUGE_BYTES] = { "huge_bytes", "bytes", "of ring and pinned area in 2 MiB pages",
+                           K3_GAUGE },
 };
 
 static void add_info(const struct k3_trunkd *d, cJSON *reply)
@@ -95,7 +104,8 @@ static int open_layout(struct k3_trunkd *d, struct k3_err *err)
 
     if (!pinned)
         return k3_fail(err, -ENOMEM, "no memory for the pinned set of %zu pieces", m->n_pieces);
-    rc = k3_trunkd_budget(m, align_bytes, d->opt.trunk_bytes, d->opt.ring_mb, &ring_bytes, pinned, err);
+    rc = k3_trunkd_budget(m, align_bytes, d->opt.trunk_bytes, d->opt.ring_mb, &ring_bytes, pinned,
+                          err);
     if (rc == 0)
         rc = k3_layout_build(&d->layout, m, align_bytes, ring_bytes, pinned, err);
     free(pinned);
@@ -109,7 +119,8 @@ static bool data_is_ours(const struct k3_trunkd *d, const struct k3_seg *s)
     const struct k3_trunk_data *h = (const struct k3_trunk_data *)(const void *)s->base;
 
     return s->len_bytes == d->layout.data_bytes && h->magic == K3_TRUNK_DATA_MAGIC &&
-           h->version == K3_TRUNK_VERSION && memcmp(h->layout_digest, d->layout.digest, sizeof(h->layout_digest)) == 0;
+           h->version == K3_TRUNK_VERSION &&
+           memcmp(h->layout_digest, d->layout.digest, sizeof(h->layout_digest)) == 0;
 }
 
 /* A dead predecessor's reads may still land in pinned pieces that it did not finish. */
@@ -123,7 +134,8 @@ static int renew_absent_pins(struct k3_trunkd *d, struct k3_err *err)
         uint64_t first = l->start[i] - l->start[i] % a;
         uint64_t end = (l->start[i] + d->model->pieces[i].len_bytes + a - 1) / a * a;
 
-        if (!l->pinned[i] || atomic_load_explicit(&d->flags[i], memory_order_acquire) == K3_PIECE_VALID)
+        if (!l->pinned[i] ||
+            atomic_load_explicit(&d->flags[i], memory_order_acquire) == K3_PIECE_VALID)
             continue;
         atomic_store_explicit(&d->flags[i], K3_PIECE_ABSENT, memory_order_relaxed);
         rc = k3_seg_renew(&d->data, first, end - first, err);
@@ -143,7 +155,7 @@ static int open_data(struct k3_trunkd *d, struct k3_err *err)
         d->owns_names = true;
     } else {
         k3_seg_close(&d->data);
-        k3_seg_unlink(instance, K3_TRUNK_DATA_SEG); /* first, so that the two are never held at once */
+        k3_seg_unlink(instance, K3_TRUNK_DATA_SEG); /* first: the two are never held at once */
         rc = k3_seg_create(&d->data, instance, K3_TRUNK_DATA_SEG, d->layout.data_bytes, err);
         if (rc < 0)
             return rc;
@@ -160,8 +172,8 @@ static int open_data(struct k3_trunkd *d, struct k3_err *err)
     return rc;
 }
 
-/* 2 MiB pages for what direct reads land in, before the first of them (spec/io.md 1).  A ring that was taken over is
- * left alone until the first seek. */
+/* 2 MiB pages for what direct reads land in, before the first of them (spec/io.md 1).  A ring that
+ * was taken over is left alone until the first seek. */
 static void collapse(struct k3_trunkd *d)
 {
     const struct k3_layout *l = &d->layout;
@@ -176,8 +188,10 @@ static void collapse(struct k3_trunkd *d)
     }
     atomic_store_explicit(&d->huge_bytes, huge_bytes, memory_order_relaxed);
     if (huge_bytes < want)
-        k3_log(K3_LOG_WARN, "small_pages", "huge_bytes=%" PRIu64 " want=%" PRIu64
-               " text=\"direct reads into scattered pages can be much slower\"", huge_bytes, want);
+        k3_log(K3_LOG_WARN, "small_pages",
+               "huge_bytes=%" PRIu64 " want=%" PRIu64
+               " text=\"direct reads into scattered pages can be much slower\"",
+               huge_bytes, want);
 }
 
 static int open_io(struct k3_trunkd *d, struct k3_err *err)
@@ -189,17 +203,20 @@ static int open_io(struct k3_trunkd *d, struct k3_err *err)
         rc = k3_tio_uring_open(&d->io, d->opt.io_depth);
         reason = rc < 0 ? strerror(-rc) : "";
         if (rc < 0 && strcmp(d->opt.io, "uring") == 0)
-            return k3_refuse(err, rc, "--io uring: the kernel refuses io_uring: %s; leave --io at auto", reason);
+            return k3_refuse(err, rc, "--io uring: the kernel refuses io_uring: %s; try --io auto",
+                             reason);
     }
     if (rc < 0) {
         rc = k3_tio_pread_open(&d->io, d->opt.io_depth);
         if (rc < 0)
             return k3_fail(err, rc, "cannot start threads for pread: %s", strerror(-rc));
     }
-    if (!*reason && atomic_load_explicit(&d->n_files_direct, memory_order_relaxed) == d->n_files_used)
+    if (!*reason &&
+        atomic_load_explicit(&d->n_files_direct, memory_order_relaxed) == d->n_files_used)
         return k3_reads_open(d, err);
-    k3_log(K3_LOG_WARN, "io_fallback", "io=%s reason=\"%s\" files=%u files_direct=%u", d->io->ops->name, reason,
-           d->n_files_used, atomic_load_explicit(&d->n_files_direct, memory_order_relaxed));
+    k3_log(K3_LOG_WARN, "io_fallback", "io=%s reason=\"%s\" files=%u files_direct=%u",
+           d->io->ops->name, reason, d->n_files_used,
+           atomic_load_explicit(&d->n_files_direct, memory_order_relaxed));
     return k3_reads_open(d, err);
 }
 
@@ -246,11 +263,13 @@ static void set_gauges(struct k3_trunkd *d)
 int k3_trunkd_open(struct k3_trunkd *d, struct k3_err *err)
 {
     const struct k3_layout *l = &d->layout;
-    int rc = k3_daemon_open(&d->daemon, K3_TRUNKD_NAME, &d->opt.common, k3_trunkd_stats, K3_TS_N, NULL, info, d, err);
+    int rc = k3_daemon_open(&d->daemon, K3_TRUNKD_NAME, &d->opt.common, k3_trunkd_stats, K3_TS_N,
+                            NULL, info, d, err);
 
     if (rc < 0)
         return rc;
-    k3_seg_unlink(k3_daemon_instance(d->daemon), K3_TRUNK_SEG); /* a dead predecessor's: nobody should attach to it */
+    /* A dead predecessor's: nobody should attach to it. */
+    k3_seg_unlink(k3_daemon_instance(d->daemon), K3_TRUNK_SEG);
     rc = open_model(d, err);
     if (rc == 0)
         rc = open_layout(d, err);
@@ -274,10 +293,12 @@ int k3_trunkd_open(struct k3_trunkd *d, struct k3_err *err)
         return rc;
     set_gauges(d);
     set_opened(d, true);
-    k3_log(K3_LOG_INFO, "trunk_open", "generation=%u pieces=%zu pinned=%zu pinned_bytes=%" PRIu64 " ring_bytes=%" PRIu64
-           " stream_pass_bytes=%" PRIu64 " io=%s files=%u files_direct=%u huge_bytes=%" PRIu64 " taken_over=%d",
-           k3_daemon_generation(d->daemon), l->n_pieces, l->n_pinned, l->pinned_payload_bytes, l->ring_bytes,
-           l->pass_bytes, d->io->ops->name, d->n_files_used,
+    k3_log(K3_LOG_INFO, "trunk_open",
+           "generation=%u pieces=%zu pinned=%zu pinned_bytes=%" PRIu64 " ring_bytes=%" PRIu64
+           " stream_pass_bytes=%" PRIu64 " io=%s files=%u files_direct=%u huge_bytes=%" PRIu64
+           " taken_over=%d",
+           k3_daemon_generation(d->daemon), l->n_pieces, l->n_pinned, l->pinned_payload_bytes,
+           l->ring_bytes, l->pass_bytes, d->io->ops->name, d->n_files_used,
            atomic_load_explicit(&d->n_files_direct, memory_order_relaxed),
            atomic_load_explicit(&d->huge_bytes, memory_order_relaxed), d->taken_over);
     return 0;

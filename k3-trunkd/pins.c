@@ -1,4 +1,4 @@
-/* Pinned pieces: loaded once, in the order in which computed will want them, flag after the bytes. */
+/* Pinned pieces: loaded once, in the order in which computed wants them, flag after the bytes. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -51,7 +51,8 @@ void k3_pins_seek(struct k3_trunkd *d, uint64_t pass, uint64_t piece)
 {
     for (size_t i = 0; i < d->model->n_pieces; i++)
         if (atomic_load_explicit(&d->flags[i], memory_order_relaxed) & K3_PIECE_FAILED) {
-            atomic_store_explicit(&d->flags[i], K3_PIECE_ABSENT, memory_order_relaxed); /* ordered by K */
+            /* Ordered by K. */
+            atomic_store_explicit(&d->flags[i], K3_PIECE_ABSENT, memory_order_relaxed);
             d->pins.n_todo++;
         }
     /* A piece that is half queued is finished first. */
@@ -136,15 +137,16 @@ void k3_pins_done(struct k3_trunkd *d, struct k3_read *r)
         stat_add(d, K3_TS_ERRORS, 1);
         if (!d->pins.logged)
             k3_log(K3_LOG_ERROR, "pin_failed", "piece=%u file=%s off=%llu errno=%d", r->piece,
-                   d->model->files[r->file].path,
-                   (unsigned long long)(r->off_bytes + r->got_bytes), r->err);
-        d->pins.logged = true; /* a dead drive fails thousands of them: once until the next seek is enough */
+                   d->model->files[r->file].path, (unsigned long long)(r->off_bytes + r->got_bytes),
+                   r->err);
+        d->pins.logged = true; /* a dead drive fails thousands: once until the next seek */
     }
     k3_read_give(d, r);
     if (--pin->n_blocks_left)
         return;
     if (pin->err) {
-        atomic_store_explicit(&d->flags[r->piece], K3_PIECE_FAILED | pin->err, memory_order_release);
+        atomic_store_explicit(&d->flags[r->piece], K3_PIECE_FAILED | pin->err,
+                              memory_order_release);
     } else {
         atomic_store_explicit(&d->flags[r->piece], K3_PIECE_VALID, memory_order_release);
         stat_add(d, K3_TS_PINNED_LOADED_BYTES, piece->len_bytes);

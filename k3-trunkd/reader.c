@@ -5,7 +5,8 @@
 
 #include "k3-trunkd/trunkd.h"
 
-#define IDLE_MAX 100u /* completions in a row that brought nothing, before EINTR and EAGAIN count as failures */
+/* Completions in a row that brought nothing, before EINTR and EAGAIN count as failures. */
+#define IDLE_MAX 100u
 
 static void count(struct k3_trunkd *d, enum k3_trunkd_stat id, uint64_t v)
 {
@@ -50,7 +51,8 @@ void k3_read_give(struct k3_trunkd *d, struct k3_read *r)
     d->free_reads = r;
 }
 
-/* A direct read begins and ends at a page; so what is missing begins at the page of the first missing byte. */
+/* A direct read begins and ends at a page; so what is missing begins at the page of the first
+ * missing byte. */
 static void send_rest(struct k3_trunkd *d, struct k3_read *r)
 {
     uint64_t from = r->got_bytes - r->got_bytes % d->layout.align_bytes;
@@ -92,8 +94,10 @@ bool k3_read_complete(struct k3_trunkd *d, struct k3_read *r)
         return r->done = true;
     } else if (res == -EINVAL && d->files[r->file].direct) {
         k3_tfile_set_buffered(d, r->file);
-    } else if (res == -EINTR || res == -EAGAIN || (res == -EINVAL && r->n_idle == 0) || (res == -EIO && r->n_idle == 0)) {
-        /* EINVAL once more: another read of this file may have switched O_DIRECT off while this one was under way. */
+    } else if (res == -EINTR || res == -EAGAIN || (res == -EINVAL && r->n_idle == 0) ||
+               (res == -EIO && r->n_idle == 0)) {
+        /* EINVAL once more: another read of this file may have switched O_DIRECT off while this one
+         * was under way. */
         if (++r->n_idle > IDLE_MAX) {
             r->err = -res;
             return r->done = true;

@@ -59,15 +59,18 @@ int k3_resident_load(struct k3_trunkd *d, struct k3_err *err)
         const uint8_t *bytes;
 
         if (r->dtype != K3_F32 && r->dtype != K3_F16 && r->dtype != K3_BF16)
-            rc = k3_refuse(err, -EINVAL, "resident tensor %s of layer %d has type %s, must be F32, F16 or BF16",
+            rc = k3_refuse(err, -EINVAL,
+                           "resident tensor %s of layer %d has type %s, must be F32, F16 or BF16",
                            k3_resident_role_name(r->role), r->layer, k3_dtype_name(r->dtype));
-        else if (__builtin_add_overflow(r->pos, (uint64_t)r->n * 4, &end) || end > m->resident_bytes || r->pos % 4)
+        else if (__builtin_add_overflow(r->pos, (uint64_t)r->n * 4, &end) ||
+                 end > m->resident_bytes || r->pos % 4)
             k3_bug("resident %zu at %llu lies outside the area", i, (unsigned long long)r->pos);
         else
-            rc = k3_tfile_read(d, r->file, r->off_bytes, (uint64_t)r->n * k3_dtype_bytes(r->dtype), &scratch, &bytes,
-                               err);
+            rc = k3_tfile_read(d, r->file, r->off_bytes, (uint64_t)r->n * k3_dtype_bytes(r->dtype),
+                               &scratch, &bytes, err);
         if (rc == 0)
-            k3_resident_widen((float *)(void *)(d->data.base + d->layout.resident_off + r->pos), bytes, r->dtype, r->n);
+            k3_resident_widen((float *)(void *)(d->data.base + d->layout.resident_off + r->pos),
+                              bytes, r->dtype, r->n);
     }
     free(scratch.base);
     if (rc == 0)

@@ -36,11 +36,14 @@ uint64_t k3_multiples_passed(uint64_t from, uint64_t to, uint64_t unit)
     return unit && to > from ? to / unit - from / unit : 0;
 }
 
-int k3_runs_build(struct k3_runs *out, const struct k3_model *m, const struct k3_layout *l, struct k3_err *err)
+int k3_runs_build(struct k3_runs *out, const struct k3_model *m, const struct k3_layout *l,
+                  struct k3_err *err)
 {
     struct k3_run *run = NULL;
 
-    *out = (struct k3_runs){ .start = l->start, .pass_bytes = l->pass_bytes, .align_bytes = l->align_bytes };
+    *out = (struct k3_runs){ .start = l->start,
+                             .pass_bytes = l->pass_bytes,
+                             .align_bytes = l->align_bytes };
     out->run = calloc(m->n_pieces + 1, sizeof(*out->run));
     out->unpinned = calloc(m->n_pieces + 1, sizeof(*out->unpinned));
     if (!out->run || !out->unpinned) {
@@ -58,7 +61,8 @@ int k3_runs_build(struct k3_runs *out, const struct k3_model *m, const struct k3
             run->len_bytes += p->len_bytes;
         } else {
             run = &out->run[out->n_runs++];
-            *run = (struct k3_run){ l->start[i], p->off_bytes, p->len_bytes, file, (uint32_t)out->n_unpinned };
+            *run = (struct k3_run){ l->start[i], p->off_bytes, p->len_bytes, file,
+                                    (uint32_t)out->n_unpinned };
             if (run->start % l->align_bytes != run->off_bytes % l->align_bytes)
                 k3_bug("piece %zu starts at %llu for offset %llu: not the same within a page", i,
                        (unsigned long long)run->start, (unsigned long long)run->off_bytes);
@@ -94,7 +98,8 @@ static size_t run_after(const struct k3_runs *r, uint64_t q)
 /* The last piece of the run that starts at or before q. */
 static uint32_t piece_at(const struct k3_runs *r, size_t i_run, uint64_t q)
 {
-    size_t lo = r->run[i_run].first, hi = i_run + 1 < r->n_runs ? r->run[i_run + 1].first : r->n_unpinned;
+    size_t lo = r->run[i_run].first,
+           hi = i_run + 1 < r->n_runs ? r->run[i_run + 1].first : r->n_unpinned;
 
     while (hi - lo > 1) {
         size_t mid = lo + (hi - lo) / 2;
@@ -107,9 +112,11 @@ static uint32_t piece_at(const struct k3_runs *r, size_t i_run, uint64_t q)
     return r->unpinned[lo];
 }
 
-void k3_runs_block(const struct k3_runs *r, uint64_t pos, uint64_t block_bytes, struct k3_block *out)
+void k3_runs_block(const struct k3_runs *r, uint64_t pos, uint64_t block_bytes,
+                   struct k3_block *out)
 {
-    uint64_t pass = pos / r->pass_bytes, q = pos % r->pass_bytes, a = r->align_bytes, page, first, end;
+    uint64_t pass = pos / r->pass_bytes, q = pos % r->pass_bytes, a = r->align_bytes, page, first,
+             end;
     size_t i = run_after(r, q);
     const struct k3_run *run;
 

@@ -6,6 +6,8 @@
 
 #include "k3-trunkd/trunkd.h"
 
+#define STOP_NS 500000000ull
+
 /* How many reads may be in flight now. */
 static unsigned depth_now(const struct k3_trunkd *d)
 {
@@ -16,8 +18,8 @@ static unsigned depth_now(const struct k3_trunkd *d)
     return d->opt.io_depth;
 }
 
-/* Begins reads in the order in which computed will want the bytes: the stream, and before it the pins that come earlier in
- * the schedule.  While the ring is full pins go ahead. */
+/* Begins reads in the order in which computed will want the bytes: the stream, and before it the
+ * pins that come earlier in the schedule.  While the ring is full pins go ahead. */
 void k3_trunkd_begin_reads(struct k3_trunkd *d)
 {
     unsigned depth = depth_now(d);
@@ -48,19 +50,21 @@ void k3_trunkd_begin_reads(struct k3_trunkd *d)
     k3_stream_full(d, full && d->n_in_flight == 0);
 }
 
-/* Ends a sleep on line B's bell without ringing it, since that line is computed's.  Should the loop be just about to
- * sleep, its tick ends it. */
+/* Ends a sleep on line B's bell without ringing it, since that line is computed's.  Should the loop
+ * be just about to sleep, its tick ends it. */
 static void wake(void *arg)
 {
     struct k3_trunkd *d = arg;
 
-    (void)syscall(SYS_futex, (uint32_t *)(void *)&d->ctl->b.bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    (void)syscall(SYS_futex, (uint32_t *)(void *)&d->ctl->b.bell, FUTEX_WAKE, INT_MAX, NULL, NULL,
+                  0);
 }
 
 int k3_trunkd_serve(struct k3_trunkd *d, struct k3_err *err)
 {
     struct k3_trunk_line_a *a = &d->ctl->a;
     struct k3_trunk_line_b *b = &d->ctl->b;
+    uint64_t until_ns;
     int rc = 0;
 
     k3_daemon_on_stop(d->daemon, wake, d);
@@ -84,5 +88,9 @@ int k3_trunkd_serve(struct k3_trunkd *d, struct k3_err *err)
             k3_bell_ring(&a->bell, &b->sleepers);
         }
     }
+    /* What is in flight may land; a drive that takes longer is not waited for. */
+    until_ns = k3_now_ns() + STOP_NS;
+    while (rc == 0 && d->n_in_flight > 0 && k3_now_ns() < until_ns)
+        rc = k3_reads_wait(d, err);
     return rc;
 }

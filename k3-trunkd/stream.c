@@ -1,4 +1,5 @@
-/* The ring: blocks queued in stream order, published as an in-order prefix; seeks; errors at a position. */
+/* The ring: blocks queued in stream order, published as an in-order prefix; seeks; errors at a
+ * position. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -15,13 +16,13 @@ void k3_stream_open(struct k3_trunkd *d, bool ring_dirty)
 {
     d->stream = (struct k3_stream){ .ring_dirty = ring_dirty };
     d->stream.newest = &d->stream.oldest;
-    d->stream.block_bytes =
-        k3_ring_block_bytes(d->opt.io_block_bytes, d->layout.ring_bytes, d->layout.align_bytes);
+    d->stream.block_bytes = k3_ring_block_bytes(d->opt.io_block_bytes, d->layout.ring_bytes,
+                                                d->layout.align_bytes);
 }
 
 /* The stream has stopped at `position`, until the next seek. */
-static void stop_at(struct k3_trunkd *d, int errnum, uint64_t position, uint32_t file, uint64_t off_bytes,
-                    uint32_t piece)
+static void stop_at(struct k3_trunkd *d, int errnum, uint64_t position, uint32_t file,
+                    uint64_t off_bytes, uint32_t piece)
 {
     struct k3_trunk_line_a *a = &d->ctl->a;
 
@@ -34,15 +35,18 @@ static void stop_at(struct k3_trunkd *d, int errnum, uint64_t position, uint32_t
     d->stream.state = K3_STREAM_STOPPED;
     d->news = true;
     stat_add(d, K3_TS_ERRORS, 1);
-    k3_log(K3_LOG_ERROR, "stream_stopped", "position=%" PRIu64 " file=%s off=%" PRIu64 " errno=%d text=\"%s\"", position,
-           file < d->model->n_files ? d->model->files[file].path : "-", off_bytes, errnum, strerror(errnum));
+    k3_log(K3_LOG_ERROR, "stream_stopped",
+           "position=%" PRIu64 " file=%s off=%" PRIu64 " errno=%d text=\"%s\"", position,
+           file < d->model->n_files ? d->model->files[file].path : "-", off_bytes, errnum,
+           strerror(errnum));
 }
 
 static uint64_t collapse_ring(struct k3_trunkd *d)
 {
     uint64_t huge_bytes = k3_seg_collapse(d->ring, d->layout.ring_bytes);
 
-    (void)k3_seg_collapse(d->ring + d->layout.ring_bytes, d->layout.ring_bytes); /* maps the second view */
+    /* Maps the second view. */
+    (void)k3_seg_collapse(d->ring + d->layout.ring_bytes, d->layout.ring_bytes);
     return huge_bytes;
 }
 
@@ -76,7 +80,8 @@ static void seek_now(struct k3_trunkd *d, uint64_t number, uint64_t start, uint6
     atomic_store_explicit(&a->acked, number, memory_order_release); /* K */
     d->news = true;
     stat_add(d, K3_TS_SEEKS, 1);
-    k3_log(K3_LOG_DEBUG, "seek", "number=%" PRIu64 " start=%" PRIu64 " piece=%" PRIu64, number, start, piece);
+    k3_log(K3_LOG_DEBUG, "seek", "number=%" PRIu64 " start=%" PRIu64 " piece=%" PRIu64, number,
+           start, piece);
 }
 
 void k3_stream_seek(struct k3_trunkd *d)
@@ -90,8 +95,8 @@ void k3_stream_seek(struct k3_trunkd *d)
     d->stream.state = K3_STREAM_SEEKING;
     if (d->stream.n_in_flight > 0)
         return;
-    /* A successor of computed may be writing the next seek right now: then this acknowledges a number that nobody
-     * waits for any more, and the next turn sees the new one. */
+    /* A successor of computed may be writing the next seek right now: then this acknowledges a
+     * number that nobody waits for any more, and the next turn sees the new one. */
     start = __atomic_load_n(&b->seek.start, __ATOMIC_RELAXED);
     piece = __atomic_load_n(&b->seek.piece, __ATOMIC_RELAXED);
     seek_now(d, number, start, piece);
@@ -101,13 +106,15 @@ bool k3_stream_peek(const struct k3_trunkd *d, struct k3_block *out, bool *room)
 {
     uint64_t consumed;
 
-    if (d->stream.state != K3_STREAM_RUNNING || d->runs.n_runs == 0 || d->stream.next >= K3_STREAM_POS_MAX)
+    if (d->stream.state != K3_STREAM_RUNNING || d->runs.n_runs == 0 ||
+        d->stream.next >= K3_STREAM_POS_MAX)
         return false;
     k3_runs_block(&d->runs, d->stream.next, d->stream.block_bytes, out);
     consumed = atomic_load_explicit(&d->ctl->b.consumed, memory_order_acquire); /* C' */
-    if (consumed > d->stream.produced) /* it cannot have used what is not there: a seek is on its way, or nonsense */
+    if (consumed > d->stream.produced) /* not there yet: left out, or a seek is on its way */
         consumed = d->stream.produced;
-    *room = k3_ring_has_room(out->pos + out->len_bytes, consumed, d->layout.ring_bytes, d->layout.align_bytes);
+    *room = k3_ring_has_room(out->pos + out->len_bytes, consumed, d->layout.ring_bytes,
+                             d->layout.align_bytes);
     return true;
 }
 
@@ -150,7 +157,8 @@ void k3_stream_publish(struct k3_trunkd *d)
         if (!s->oldest)
             s->newest = &s->oldest;
         s->n_in_flight--;
-        if (s->state != K3_STREAM_STOPPED && !failed) { /* what was queued behind a failed read is dropped */
+        if (s->state != K3_STREAM_STOPPED &&
+            !failed) { /* what was queued behind a failed read is dropped */
             if (got_end > r->block.end)
                 got_end = r->block.end;
             if (got_end > produced)
@@ -165,7 +173,8 @@ void k3_stream_publish(struct k3_trunkd *d)
         k3_read_give(d, r);
     }
     if (produced != s->produced) {
-        stat_add(d, K3_TS_RING_WRAPS, k3_multiples_passed(s->produced, produced, d->layout.ring_bytes));
+        stat_add(d, K3_TS_RING_WRAPS,
+                 k3_multiples_passed(s->produced, produced, d->layout.ring_bytes));
         stat_add(d, K3_TS_RING_PRODUCED_BYTES, produced - s->produced);
         s->produced = produced;
         atomic_store_explicit(&d->ctl->a.produced, produced, memory_order_release); /* T */

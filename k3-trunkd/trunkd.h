@@ -1,5 +1,6 @@
-/* k3-trunkd/trunkd.h: private to k3-trunkd: the daemon's struct, its stats, what its files offer one another.
- * The contract with computed is shm/trunk.h; where the bytes lie is model/schedule.h. */
+/* k3-trunkd/trunkd.h: private to k3-trunkd: the daemon's struct, its stats, what its files offer
+ * one another. The contract with computed is shm/trunk.h; where the bytes lie is model/schedule.h.
+ */
 #ifndef K3_TRUNKD_TRUNKD_H
 #define K3_TRUNKD_TRUNKD_H
 
@@ -30,14 +31,32 @@ struct k3_trunkd_opt {
     const char *io;     /* "auto", "uring", "pread" */
     const char *direct; /* "auto", "on", "off" */
 };
-#define K3_TRUNKD_OPT_INIT                                                                             \
-    { K3_DAEMON_OPTS_INIT, NULL, { { NULL }, 0 }, 1000000000u, 0, 0, 8, 4u << 20, false, "auto", "auto" }
+#define K3_TRUNKD_OPT_INIT                                                                         \
+    {                                                                                              \
+        K3_DAEMON_OPTS_INIT, NULL, { { NULL }, 0 }, 1000000000u, 0, 0, 8, 4u << 20, false, "auto", \
+            "auto"                                                                                 \
+    }
 
 enum k3_trunkd_stat {
-    K3_TS_READ_BYTES, K3_TS_READS, K3_TS_READ_NS, K3_TS_IN_FLIGHT, K3_TS_RETRIES, K3_TS_RING_PRODUCED_BYTES,
-    K3_TS_RING_WRAPS, K3_TS_PASSES, K3_TS_RING_FULL_WAITS, K3_TS_RING_FULL_WAIT_NS, K3_TS_SEEKS, K3_TS_ERRORS,
-    K3_TS_PINNED_LOADED_BYTES, K3_TS_PINNED_BYTES, K3_TS_RING_BYTES, K3_TS_STREAM_PASS_BYTES, K3_TS_RESIDENT_BYTES,
-    K3_TS_HUGE_BYTES, K3_TS_N
+    K3_TS_READ_BYTES,
+    K3_TS_READS,
+    K3_TS_READ_NS,
+    K3_TS_IN_FLIGHT,
+    K3_TS_RETRIES,
+    K3_TS_RING_PRODUCED_BYTES,
+    K3_TS_RING_WRAPS,
+    K3_TS_PASSES,
+    K3_TS_RING_FULL_WAITS,
+    K3_TS_RING_FULL_WAIT_NS,
+    K3_TS_SEEKS,
+    K3_TS_ERRORS,
+    K3_TS_PINNED_LOADED_BYTES,
+    K3_TS_PINNED_BYTES,
+    K3_TS_RING_BYTES,
+    K3_TS_STREAM_PASS_BYTES,
+    K3_TS_RESIDENT_BYTES,
+    K3_TS_HUGE_BYTES,
+    K3_TS_N
 };
 extern const struct k3_stat_def k3_trunkd_stats[K3_TS_N];
 
@@ -58,36 +77,39 @@ struct k3_read { /* one read; lives in k3_trunkd.reads */
     uint32_t n_idle;                           /* completions in a row that brought nothing */
     int err;                                   /* positive errno once it has failed for good */
     bool done;
-    struct k3_block block;  /* stream */
-    struct k3_read *next;   /* in the free list, or in stream order */
+    struct k3_block block; /* stream */
+    struct k3_read *next;  /* in the free list, or in stream order */
 };
 
-/* Stream:  WAITING -> RUNNING   first seek of this generation        stream_seek
- *          RUNNING -> SEEKING   a new seek number was seen           stream_seek: nothing more is queued
- *          SEEKING -> RUNNING   no stream read is in flight          stream_seek: ring renewed if it must be, acked
- *          RUNNING -> STOPPED   a failed read became the oldest      stream_publish: error published
- *          STOPPED -> SEEKING   as RUNNING; a seek tries again
- * The same in stream.c. */
+/* The states of the stream; all moves are in stream.c.
+ *
+ *     WAITING, RUNNING, STOPPED -> SEEKING   a new seek number is seen: nothing more is queued
+ *     SEEKING -> RUNNING   none of its reads is in flight: ring renewed if it must be, acked
+ *     RUNNING -> STOPPED   a failed read has become the oldest: error published; a seek tries again
+ */
 enum k3_stream_state { K3_STREAM_WAITING, K3_STREAM_RUNNING, K3_STREAM_SEEKING, K3_STREAM_STOPPED };
 struct k3_stream {
     enum k3_stream_state state;
-    bool ring_dirty;    /* a predecessor's reads may still land in the ring: renew it at the first seek */
-    uint64_t next;      /* position where the next block is looked for */
-    uint64_t produced;  /* our copy of a.produced */
-    uint64_t number;    /* last seek acknowledged */
+    bool ring_dirty;   /* a predecessor's reads may still land in it: renewed at the first seek */
+    uint64_t next;     /* position where the next block is looked for */
+    uint64_t produced; /* our copy of a.produced */
+    uint64_t number;   /* last seek acknowledged */
     uint64_t block_bytes;
     struct k3_read *oldest, **newest; /* in flight, stream order */
     unsigned n_in_flight;
     uint64_t full_since_ns; /* 0: not waiting for room */
 };
 
-struct k3_pin { uint16_t n_blocks_left; uint16_t err; }; /* per piece while it is being loaded */
+struct k3_pin { /* per piece while it is being loaded */
+    uint16_t n_blocks_left;
+    uint16_t err;
+};
 struct k3_pins {
     struct k3_pin *pin;
-    size_t n_todo;       /* pinned, absent, not begun */
-    size_t cursor;       /* where the next one is looked for; wraps */
-    uint64_t pass;       /* of cursor: grows when it wraps */
-    long piece;          /* being queued, or -1 */
+    size_t n_todo;         /* pinned, absent, not begun */
+    size_t cursor;         /* where the next one is looked for; wraps */
+    uint64_t pass;         /* of cursor: grows when it wraps */
+    long piece;            /* being queued, or -1 */
     uint64_t queued_bytes; /* of that piece's span */
     bool logged;           /* a failure, since the last seek */
 };
@@ -106,7 +128,8 @@ struct k3_trunkd {
     _Atomic uint32_t *flags;
     uint8_t *ring;
     struct k3_tio *io;
-    struct k3_read *reads, *free_reads; /* twice io_depth: finished ones wait here for an older one */
+    struct k3_read *reads; /* twice io_depth: finished ones wait here for an older one */
+    struct k3_read *free_reads;
     unsigned n_in_flight;
     struct k3_stream stream;
     struct k3_pins pins;
@@ -119,16 +142,18 @@ struct k3_trunkd {
     pthread_mutex_t info_lock; /* guards opened: info looks at nothing unless it is set */
     bool opened;
 };
-#define K3_TRUNKD_INIT                                                                                \
-    { .opt = K3_TRUNKD_OPT_INIT, .ctl_seg = K3_SEG_INIT, .data = K3_SEG_INIT, .pins = { .piece = -1 },          \
-      .info_lock = PTHREAD_MUTEX_INITIALIZER }
+#define K3_TRUNKD_INIT                                                                             \
+    {                                                                                              \
+        .opt = K3_TRUNKD_OPT_INIT, .ctl_seg = K3_SEG_INIT, .data = K3_SEG_INIT,                    \
+        .pins = { .piece = -1 }, .info_lock = PTHREAD_MUTEX_INITIALIZER                            \
+    }
 
 /* options.c */
 bool k3_trunkd_options(struct k3_trunkd_opt *o, int argc, char **argv, int *status);
 
 /* budget.c: how --trunk-gb divides into ring and pins.  pinned: n_pieces bytes, filled.  Pure. */
-int k3_trunkd_budget(const struct k3_model *m, uint32_t align_bytes, uint64_t trunk_bytes, uint32_t ring_mb,
-                     uint64_t *ring_bytes, uint8_t *pinned, struct k3_err *err);
+int k3_trunkd_budget(const struct k3_model *m, uint32_t align_bytes, uint64_t trunk_bytes,
+                     uint32_t ring_mb, uint64_t *ring_bytes, uint8_t *pinned, struct k3_err *err);
 
 /* open.c.  A model that is already there (tests) is used and then owned. */
 int k3_trunkd_open(struct k3_trunkd *d, struct k3_err *err);
@@ -141,11 +166,16 @@ int k3_trunkd_serve(struct k3_trunkd *d, struct k3_err *err);
 /* files.c */
 int k3_tfiles_open(struct k3_trunkd *d, struct k3_err *err);
 void k3_tfiles_close(struct k3_trunkd *d);
-/* 0, or the positive errno that a file earns that is no longer what was opened: ESTALE when its size changed. */
+/* 0, or the positive errno that a file earns that is no longer what was opened: ESTALE when its
+ * size changed. */
 int k3_tfile_check(const struct k3_trunkd *d, uint32_t file);
 void k3_tfile_set_buffered(struct k3_trunkd *d, uint32_t file); /* O_DIRECT was refused by a read */
-/* Reads [off, off + len) of a file at once; *out points into scratch, which is grown as needed (free() it). */
-struct k3_scratch { uint8_t *base; uint64_t len_bytes; };
+/* Reads [off, off + len) of a file at once; *out points into scratch, which is grown as needed
+ * (free() it). */
+struct k3_scratch {
+    uint8_t *base;
+    uint64_t len_bytes;
+};
 int k3_tfile_read(struct k3_trunkd *d, uint32_t file, uint64_t off_bytes, uint64_t len_bytes,
                   struct k3_scratch *scratch, const uint8_t **out, struct k3_err *err);
 
@@ -157,10 +187,11 @@ void k3_resident_widen(float *out, const void *in, enum k3_dtype dtype, size_t n
 /* reader.c: reads in flight */
 int k3_reads_open(struct k3_trunkd *d, struct k3_err *err);
 void k3_reads_close(struct k3_trunkd *d);
-struct k3_read *k3_read_take(struct k3_trunkd *d); /* NULL: all in flight */
+struct k3_read *k3_read_take(struct k3_trunkd *d);          /* NULL: all in flight */
 void k3_read_start(struct k3_trunkd *d, struct k3_read *r); /* the range's fields are set */
 void k3_read_give(struct k3_trunkd *d, struct k3_read *r);
-/* Looks at a completion.  True: r->done (with r->err when it failed); false: it was sent again for the rest. */
+/* Looks at a completion.  True: r->done (with r->err when it failed); false: it was sent again for
+ * the rest. */
 bool k3_read_complete(struct k3_trunkd *d, struct k3_read *r);
 /* Waits for completions, at most a tick, and hands each finished read to stream.c or pins.c. */
 int k3_reads_wait(struct k3_trunkd *d, struct k3_err *err);
@@ -172,13 +203,15 @@ void k3_stream_seek(struct k3_trunkd *d);
 /* The next block; false when the stream is not running.  *room: it fits into the ring now. */
 bool k3_stream_peek(const struct k3_trunkd *d, struct k3_block *out, bool *room);
 void k3_stream_start(struct k3_trunkd *d, struct k3_read *r, const struct k3_block *b);
-void k3_stream_publish(struct k3_trunkd *d); /* after completions: moves produced over the finished prefix */
+/* After completions: moves produced over the finished prefix. */
+void k3_stream_publish(struct k3_trunkd *d);
 void k3_stream_full(struct k3_trunkd *d, bool full); /* accounts for the time without room */
 
 /* pins.c */
 int k3_pins_open(struct k3_trunkd *d, struct k3_err *err);
 void k3_pins_close(struct k3_trunkd *d);
-void k3_pins_seek(struct k3_trunkd *d, uint64_t pass, uint64_t piece); /* failed ones are tried again */
+/* Loads from that piece on; those that had failed are tried again. */
+void k3_pins_seek(struct k3_trunkd *d, uint64_t pass, uint64_t piece);
 bool k3_pins_peek(struct k3_trunkd *d, uint64_t *pass, uint32_t *piece); /* false: none to begin */
 void k3_pins_start(struct k3_trunkd *d, struct k3_read *r);
 void k3_pins_done(struct k3_trunkd *d, struct k3_read *r);

@@ -26,23 +26,33 @@ static int check_ctl(const struct k3_trunk_link *l, const struct k3_model *m, st
     char ours[9], theirs[9];
 
     if (l->ctl_seg.len_bytes < sizeof(*c) || c->magic != K3_TRUNK_MAGIC)
-        return k3_refuse(err, -EPROTO, "segment %s is not a trunk stream (%" PRIu64 " bytes)", l->ctl_seg.name,
-                         l->ctl_seg.len_bytes);
+        return k3_refuse(err, -EPROTO, "segment %s is not a trunk stream (%" PRIu64 " bytes)",
+                         l->ctl_seg.name, l->ctl_seg.len_bytes);
     if (c->version != K3_TRUNK_VERSION)
-        return k3_refuse(err, -EPROTO, "segment %s speaks version %u of the trunk stream, this program %u: start both "
-                         "daemons from one build", l->ctl_seg.name, c->version, K3_TRUNK_VERSION);
+        return k3_refuse(
+            err, -EPROTO,
+            "segment %s speaks version %u of the trunk stream, this program %u: start both "
+            "daemons from one build",
+            l->ctl_seg.name, c->version, K3_TRUNK_VERSION);
     if (memcmp(c->model_digest, m->digest, sizeof(c->model_digest)) != 0)
-        return k3_refuse(err, -ESTALE, "model digest: k3-trunkd has %s, this program %s: start both with the same "
-                         "--model, --layers and devices", hex8(theirs, c->model_digest), hex8(ours, m->digest));
+        return k3_refuse(
+            err, -ESTALE,
+            "model digest: k3-trunkd has %s, this program %s: start both with the same "
+            "--model, --layers and devices",
+            hex8(theirs, c->model_digest), hex8(ours, m->digest));
     if (c->n_pieces != m->n_pieces ||
         __builtin_mul_overflow(c->n_pieces, sizeof(struct k3_trunk_entry), &table_bytes) ||
         __builtin_add_overflow(c->table_off, table_bytes, &end) || end > l->ctl_seg.len_bytes ||
         c->table_off % alignof(struct k3_trunk_entry))
-        return k3_refuse(err, -EPROTO, "segment %s: table of %" PRIu64 " pieces at %" PRIu64 " in %" PRIu64
-                         " bytes, the model has %zu pieces", l->ctl_seg.name, c->n_pieces, c->table_off,
-                         l->ctl_seg.len_bytes, m->n_pieces);
-    if (c->align_bytes < K3_PAGE_BYTES || (c->align_bytes & (c->align_bytes - 1)) || c->align_bytes > K3_HUGE_BYTES)
-        return k3_refuse(err, -EPROTO, "segment %s: pages of %u bytes, must be a power of two from %u to %u",
+        return k3_refuse(err, -EPROTO,
+                         "segment %s: table of %" PRIu64 " pieces at %" PRIu64 " in %" PRIu64
+                         " bytes, the model has %zu pieces",
+                         l->ctl_seg.name, c->n_pieces, c->table_off, l->ctl_seg.len_bytes,
+                         m->n_pieces);
+    if (c->align_bytes < K3_PAGE_BYTES || (c->align_bytes & (c->align_bytes - 1)) ||
+        c->align_bytes > K3_HUGE_BYTES)
+        return k3_refuse(err, -EPROTO,
+                         "segment %s: pages of %u bytes, must be a power of two from %u to %u",
                          l->ctl_seg.name, c->align_bytes, K3_PAGE_BYTES, K3_HUGE_BYTES);
     return 0;
 }
@@ -64,8 +74,11 @@ static int build_layout(struct k3_trunk_link *l, const struct k3_model *m, struc
         return rc;
     if (memcmp(l->layout.digest, l->ctl->layout_digest, sizeof(l->layout.digest)) != 0 ||
         l->layout.pass_bytes != l->ctl->pass_bytes || l->layout.data_bytes != l->ctl->data_bytes)
-        return k3_refuse(err, -ESTALE, "layout digest: k3-trunkd has %s, this program %s: start both daemons from one "
-                         "build", hex8(theirs, l->ctl->layout_digest), hex8(ours, l->layout.digest));
+        return k3_refuse(
+            err, -ESTALE,
+            "layout digest: k3-trunkd has %s, this program %s: start both daemons from one "
+            "build",
+            hex8(theirs, l->ctl->layout_digest), hex8(ours, l->layout.digest));
     return 0;
 }
 
@@ -80,8 +93,9 @@ static int open_data(struct k3_trunk_link *l, const char *instance, struct k3_er
     if (l->data.len_bytes < sizeof(*l->head) || l->data.len_bytes != l->layout.data_bytes ||
         l->head->magic != K3_TRUNK_DATA_MAGIC || l->head->version != K3_TRUNK_VERSION ||
         memcmp(l->head->layout_digest, l->layout.digest, sizeof(l->layout.digest)) != 0)
-        return k3_refuse(err, -ESTALE, "segment %s does not belong to segment %s: restart k3-trunkd", l->data.name,
-                         l->ctl_seg.name);
+        return k3_refuse(err, -ESTALE,
+                         "segment %s does not belong to segment %s: restart k3-trunkd",
+                         l->data.name, l->ctl_seg.name);
     if (fstat(l->data.fd, &st) != 0)
         return k3_fail(err, -errno, "segment %s: %s", l->data.name, strerror(errno));
     l->data_dev = st.st_dev;
@@ -90,7 +104,8 @@ static int open_data(struct k3_trunk_link *l, const char *instance, struct k3_er
     return k3_ring_map(&l->data, l->layout.ring_off, l->layout.ring_bytes, false, &l->ring, err);
 }
 
-int k3_trunk_link_open(struct k3_trunk_link *out, const char *instance, const struct k3_model *m, struct k3_err *err)
+int k3_trunk_link_open(struct k3_trunk_link *out, const char *instance, const struct k3_model *m,
+                       struct k3_err *err)
 {
     struct k3_trunk_link l = K3_TRUNK_LINK_INIT;
     int rc = k3_seg_open(&l.ctl_seg, instance, "trunk", true, err);
@@ -103,13 +118,15 @@ int k3_trunk_link_open(struct k3_trunk_link *out, const char *instance, const st
         rc = build_layout(&l, m, err);
     if (rc == 0)
         rc = open_data(&l, instance, err);
-    if (rc == 0 && !k3_seg_is_current(&l.ctl_seg)) /* replaced meanwhile: the data may be of another generation */
+    if (rc == 0 && !k3_seg_is_current(
+                       &l.ctl_seg)) /* replaced meanwhile: the data may be of another generation */
         rc = -ENOENT;
     if (rc < 0) {
         k3_trunk_link_close(&l);
         return rc;
     }
-    (void)madvise(l.ring, 2 * l.layout.ring_bytes, MADV_POPULATE_READ); /* saves the faults; no error matters */
+    (void)madvise(l.ring, 2 * l.layout.ring_bytes,
+                  MADV_POPULATE_READ); /* saves the faults; no error matters */
     *out = l;
     return 0;
 }

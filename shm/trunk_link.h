@@ -1,5 +1,5 @@
-/* shm/trunk_link.h: one attachment of computed to one generation of trunkd: the mappings and the layout, checked.
- * Private to shm/trunk_*.c. */
+/* shm/trunk_link.h: one attachment of computed to one generation of trunkd: the mappings and the
+ * layout, checked. Private to shm/trunk_*.c. */
 #ifndef K3_SHM_TRUNK_LINK_H
 #define K3_SHM_TRUNK_LINK_H
 
@@ -17,11 +17,16 @@ struct k3_trunk_link {
     dev_t data_dev;
     ino_t data_ino;
 };
-#define K3_TRUNK_LINK_INIT { .ctl_seg = K3_SEG_INIT, .data = K3_SEG_INIT }
+#define K3_TRUNK_LINK_INIT                                                                         \
+    {                                                                                              \
+        .ctl_seg = K3_SEG_INIT, .data = K3_SEG_INIT                                                \
+    }
 
-/* 0; -ENOENT: nobody there, or between two generations: try again later; anything else is a refusal with words, which
- * may still be owed to a segment that is just being replaced: believe it when it comes again. */
-int k3_trunk_link_open(struct k3_trunk_link *out, const char *instance, const struct k3_model *m, struct k3_err *err);
+/* 0; -ENOENT: nobody there, or between two generations: try again later; anything else is a refusal
+ * with words, which may still be owed to a segment that is just being replaced: believe it when it
+ * comes again. */
+int k3_trunk_link_open(struct k3_trunk_link *out, const char *instance, const struct k3_model *m,
+                       struct k3_err *err);
 void k3_trunk_link_close(struct k3_trunk_link *l);
 
 #endif

@@ -1,8 +1,8 @@
 /* The consumer's side of the trunk stream (shm/trunk.h).
  *
- * One thing is waited for at a time (struct want), in one loop (wait_for), which also finds out that trunkd has died,
- * attaches to its successor and seeks to what is wanted.  Until the successor has acknowledged that seek, nothing in
- * its segment but valid pinned pieces is believed. */
+ * One thing is waited for at a time (struct want), in one loop (wait_for), which also finds out
+ * that trunkd has died, attaches to its successor and seeks to what is wanted.  Until the successor
+ * has acknowledged that seek, nothing in its segment but valid pinned pieces is believed. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,9 +13,10 @@
 
 #include "shm/trunk_link.h"
 
-#define TICK_NS 50000000ull /* between looks at the lock and the segment's name, a few microseconds each */
+#define TICK_NS 50000000ull /* between looks at the lock and the segment's name: microseconds */
 #define NAP_NS 20000000     /* between tries to attach */
-#define REFUSALS_BELIEVED 100 /* tries in a row, 2 s: a successor holds the lock a moment before it removes the old segment */
+/* Tries in a row, 2 s: a successor holds the lock a moment before it removes the old segment. */
+#define REFUSALS_BELIEVED 100
 #define BLOCK_COMFORT_BYTES (1u << 20)
 #define TRUNKD "k3-trunkd"
 #define NO_SEEK 1u /* never acknowledged: real numbers are at least 2^32 */
@@ -25,21 +26,20 @@ struct k3_trunk_reader {
     const struct k3_model *m;
     uint32_t generation;
     struct k3_trunk_link link;
-    bool attached;         /* link is a generation that we have not found dead and replaced */
+    bool attached; /* link is a generation that we have not found dead and replaced */
     bool gone_said;
-    bool acked;            /* trunkd has acknowledged `number` */
-    bool begun;            /* a pass has been begun: the first is pass 0 */
-    uint64_t number;       /* our last seek in this link, or NO_SEEK */
-    uint64_t block_bytes;
-    uint8_t *resident_map; /* the head of the data segment, at one address as long as the reader lives */
+    bool acked;      /* trunkd has acknowledged `number` */
+    bool begun;      /* a pass has been begun: the first is pass 0 */
+    uint64_t number; /* our last seek in this link, or NO_SEEK */
+    uint8_t *resident_map; /* the data segment's head, at one address for the reader's life */
     uint64_t resident_map_bytes;
     dev_t resident_dev;
     ino_t resident_ino;
     /* where the consumer is */
     uint64_t pass;
-    size_t piece;          /* next wanted block lies at or after (piece, row) */
+    size_t piece; /* next wanted block lies at or after (piece, row) */
     uint32_t row;
-    uint64_t produced;     /* a.produced as last seen under this seek */
+    uint64_t produced; /* a.produced as last seen under this seek */
     bool held, held_ring;
     uint64_t held_end;
     _Atomic bool *stop;
@@ -50,7 +50,7 @@ struct k3_trunk_reader {
 
 struct want {
     enum { WANT_ACK, WANT_RESIDENT, WANT_ROWS } what;
-    size_t piece; /* WANT_ROWS; where they lie is the link's affair, and a new one may have moved them */
+    size_t piece; /* of rows; where they lie is the link's affair: a new one may move them */
     uint32_t row, n_rows;
 };
 
@@ -90,7 +90,7 @@ static uint64_t row_bytes(const struct k3_trunk_reader *r, size_t piece)
     return p->n_rows ? p->len_bytes / p->n_rows : 0;
 }
 
-/* ---- seek ------------------------------------------------------------------------------------------------------- */
+/* ---- seek ---- */
 
 /* Stream position of the next unpinned byte at or after (piece, row) of the current pass. */
 static uint64_t position_of(const struct k3_trunk_reader *r, size_t piece, uint32_t row)
@@ -131,7 +131,7 @@ static void consume(struct k3_trunk_reader *r, uint64_t position)
     k3_bell_ring(&r->link.ctl->b.bell, &r->link.ctl->a.sleepers);
 }
 
-/* ---- what is wanted --------------------------------------------------------------------------------------------- */
+/* ---- what is wanted ---- */
 
 static const char *file_path(const struct k3_trunk_reader *r, uint32_t file)
 {
@@ -142,24 +142,28 @@ static int stream_error(const struct k3_trunk_reader *r, struct k3_err *err)
 {
     const struct k3_trunk_line_a *a = &r->link.ctl->a;
 
-    return k3_untrusted(err, -EIO, "trunk stream stopped at position %" PRIu64 ": %s at offset %" PRIu64 ": %s",
-                        a->error.position, file_path(r, a->error.file), a->error.off_bytes, strerror(a->error.err));
+    return k3_untrusted(
+        err, -EIO, "trunk stream stopped at position %" PRIu64 ": %s at offset %" PRIu64 ": %s",
+        a->error.position, file_path(r, a->error.file), a->error.off_bytes, strerror(a->error.err));
 }
 
-static int pinned_error(const struct k3_trunk_reader *r, size_t piece, uint32_t flag, struct k3_err *err)
+static int pinned_error(const struct k3_trunk_reader *r, size_t piece, uint32_t flag,
+                        struct k3_err *err)
 {
     const struct k3_piece *p = &r->m->pieces[piece];
 
-    return k3_untrusted(err, -EIO, "pinned piece %zu could not be read: %s at offset %" PRIu64 ", %u bytes: %s", piece,
-                        file_path(r, r->m->matrices[p->matrix].file), p->off_bytes, p->len_bytes,
-                        strerror((int)(flag & ~K3_PIECE_FAILED)));
+    return k3_untrusted(
+        err, -EIO, "pinned piece %zu could not be read: %s at offset %" PRIu64 ", %u bytes: %s",
+        piece, file_path(r, r->m->matrices[p->matrix].file), p->off_bytes, p->len_bytes,
+        strerror((int)(flag & ~K3_PIECE_FAILED)));
 }
 
 static uint64_t want_end(const struct k3_trunk_reader *r, const struct want *w)
 {
     const struct k3_layout *l = &r->link.layout;
 
-    return r->pass * l->pass_bytes + l->start[w->piece] + (uint64_t)(w->row + w->n_rows) * row_bytes(r, w->piece);
+    return r->pass * l->pass_bytes + l->start[w->piece] +
+           (uint64_t)(w->row + w->n_rows) * row_bytes(r, w->piece);
 }
 
 static int look_stream(struct k3_trunk_reader *r, const struct want *w, struct k3_err *err)
@@ -170,15 +174,19 @@ static int look_stream(struct k3_trunk_reader *r, const struct want *w, struct k
     if (r->produced >= end)
         return 0;
     r->produced = atomic_load_explicit(&a->produced, memory_order_acquire); /* T' */
-    consumed = atomic_load_explicit(&r->link.ctl->b.consumed, memory_order_relaxed); /* only we store it */
+    /* Only we store it. */
+    consumed = atomic_load_explicit(&r->link.ctl->b.consumed, memory_order_relaxed);
     if (r->produced > consumed && r->produced - consumed > r->link.layout.ring_bytes)
-        return k3_fail(err, -EPROTO, TRUNKD " says that %" PRIu64 " bytes are produced, but %" PRIu64
-                       " are consumed and the ring holds %" PRIu64, r->produced, consumed, r->link.layout.ring_bytes);
+        return k3_fail(err, -EPROTO,
+                       TRUNKD " says that %" PRIu64 " bytes are produced, but %" PRIu64
+                              " are consumed and the ring holds %" PRIu64,
+                       r->produced, consumed, r->link.layout.ring_bytes);
     if (r->produced >= end)
         return 0;
     if (!atomic_load_explicit(&a->error.set, memory_order_acquire)) /* E' */
         return -EAGAIN;
-    r->produced = atomic_load_explicit(&a->produced, memory_order_acquire); /* it was stored before the error */
+    /* It was stored before the error. */
+    r->produced = atomic_load_explicit(&a->produced, memory_order_acquire);
     return r->produced >= end ? 0 : stream_error(r, err);
 }
 
@@ -194,21 +202,24 @@ static int look(struct k3_trunk_reader *r, const struct want *w, struct k3_err *
     case WANT_ACK:
         return r->acked ? 0 : -EAGAIN;
     case WANT_RESIDENT:
-        return atomic_load_explicit(&r->link.head->resident_valid, memory_order_acquire) ? 0 : -EAGAIN;
+        return atomic_load_explicit(&r->link.head->resident_valid, memory_order_acquire) ? 0
+                                                                                         : -EAGAIN;
     case WANT_ROWS:
         if (!r->link.layout.pinned[w->piece])
             return r->acked ? look_stream(r, w, err) : -EAGAIN;
         flag = atomic_load_explicit(&r->link.flags[w->piece], memory_order_acquire);
         if (flag == K3_PIECE_VALID)
             return 0;
-        return (flag & K3_PIECE_FAILED) && r->acked ? pinned_error(r, w->piece, flag, err) : -EAGAIN;
+        return (flag & K3_PIECE_FAILED) && r->acked ? pinned_error(r, w->piece, flag, err)
+                                                    : -EAGAIN;
     }
     return -EAGAIN;
 }
 
-/* ---- attach ----------------------------------------------------------------------------------------------------- */
+/* ---- attach ---- */
 
-/* The address of the resident area was given away; so the new segment's head is mapped over the old one's. */
+/* The address of the resident area was given away; so the new segment's head is mapped over the old
+ * one's. */
 static int map_resident(struct k3_trunk_reader *r, struct k3_err *err)
 {
     const struct k3_trunk_link *l = &r->link;
@@ -222,7 +233,8 @@ static int map_resident(struct k3_trunk_reader *r, struct k3_err *err)
                        r->resident_map_bytes);
     at = mmap(at, len_bytes, PROT_READ, MAP_SHARED | (at ? MAP_FIXED : 0), l->data.fd, 0);
     if (at == MAP_FAILED)
-        return k3_fail(err, -errno, "segment %s: mmap of the resident area: %s", l->data.name, strerror(errno));
+        return k3_fail(err, -errno, "segment %s: mmap of the resident area: %s", l->data.name,
+                       strerror(errno));
     r->resident_map = at;
     r->resident_map_bytes = len_bytes;
     r->resident_dev = l->data_dev;
@@ -230,12 +242,8 @@ static int map_resident(struct k3_trunk_reader *r, struct k3_err *err)
     return 0;
 }
 
-static uint64_t block_limit(const struct k3_layout *l)
-{
-    return l->ring_bytes / 2 < BLOCK_COMFORT_BYTES ? l->ring_bytes / 2 : BLOCK_COMFORT_BYTES;
-}
-
-/* One try to attach to whatever has the name now.  On success the old link is gone and a seek is on its way. */
+/* One try to attach to whatever has the name now.  On success the old link is gone and a seek is on
+ * its way. */
 static int attach(struct k3_trunk_reader *r, struct k3_err *err)
 {
     struct k3_trunk_link link = K3_TRUNK_LINK_INIT;
@@ -246,21 +254,12 @@ static int attach(struct k3_trunk_reader *r, struct k3_err *err)
     rc = k3_trunk_link_open(&link, r->instance, r->m, err);
     if (rc < 0)
         return rc;
-    if (r->block_bytes && block_limit(&link.layout) < r->block_bytes) {
-        rc = k3_refuse(err, -EINVAL, "the new " TRUNKD " has a ring of %" PRIu64 " bytes, too small for row blocks of %"
-                       PRIu64 ": give it at least --ring-mb %" PRIu64, link.layout.ring_bytes, r->block_bytes,
-                       (2 * r->block_bytes + 1048575) >> 20);
-        k3_trunk_link_close(&link);
-        return rc;
-    }
     k3_trunk_link_close(&r->link);
     r->link = link;
     r->attached = true;
     r->gone_said = false;
     r->acked = false;
     r->number = NO_SEEK;
-    if (!r->block_bytes)
-        r->block_bytes = block_limit(&link.layout);
     return 0;
 }
 
@@ -273,8 +272,8 @@ static void check_peer(struct k3_trunk_reader *r)
     if (alive && k3_seg_is_current(&r->link.ctl_seg))
         return;
     if (!r->gone_said) {
-        snprintf(text, sizeof(text), "generation=%u pass=%" PRIu64 " piece=%zu row=%u", r->link.ctl->generation, r->pass,
-                 r->piece, r->row);
+        snprintf(text, sizeof(text), "generation=%u pass=%" PRIu64 " piece=%zu row=%u",
+                 r->link.ctl->generation, r->pass, r->piece, r->row);
         notice(r, "trunkd_gone", text);
         r->gone_said = true;
     }
@@ -319,8 +318,9 @@ static int wait_for(struct k3_trunk_reader *r, const struct want *w, struct k3_e
         uint32_t seen = k3_bell_news(&r->link.ctl->a.bell);
 
         rc = look(r, w, err);
-        if (rc == 0 && r->resident_map && (r->resident_ino != r->link.data_ino || r->resident_dev != r->link.data_dev)) {
-            /* A new data segment: nobody computes with its resident area before that is complete. */
+        if (rc == 0 && r->resident_map &&
+            (r->resident_ino != r->link.data_ino || r->resident_dev != r->link.data_dev)) {
+            /* A new data segment: not used before its resident area is complete. */
             static const struct want resident = { .what = WANT_RESIDENT };
 
             rc = look(r, &resident, err);
@@ -339,7 +339,8 @@ static int wait_for(struct k3_trunk_reader *r, const struct want *w, struct k3_e
         }
         if (!r->attached)
             rc = attach_again(r, &n_refused, err);
-        else if (k3_bell_wait(&r->link.ctl->a.bell, &r->link.ctl->b.sleepers, seen, TICK_NS) == -ETIMEDOUT)
+        else if (k3_bell_wait(&r->link.ctl->a.bell, &r->link.ctl->b.sleepers, seen, TICK_NS) ==
+                 -ETIMEDOUT)
             check_peer(r);
         if (rc != -EAGAIN && rc < 0)
             break;
@@ -349,10 +350,11 @@ static int wait_for(struct k3_trunk_reader *r, const struct want *w, struct k3_e
     return rc;
 }
 
-/* ---- the interface ---------------------------------------------------------------------------------------------- */
+/* ---- the interface ---- */
 
 int k3_trunk_reader_open(struct k3_trunk_reader **out, const char *instance, const char *rundir,
-                         const struct k3_model *m, uint32_t generation, uint64_t timeout_ns, struct k3_err *err)
+                         const struct k3_model *m, uint32_t generation, uint64_t timeout_ns,
+                         struct k3_err *err)
 {
     struct k3_trunk_reader *r;
     struct k3_err why = K3_ERR_INIT;
@@ -382,7 +384,8 @@ int k3_trunk_reader_open(struct k3_trunk_reader **out, const char *instance, con
             goto fail;
         }
         if (now_ns() >= until_ns && rc == -ENOENT) {
-            rc = k3_no_peer(err, -ENOENT, TRUNKD " of instance %s is not there (waited %.1f s, run directory %s)",
+            rc = k3_no_peer(err, -ENOENT,
+                            TRUNKD " of instance %s is not there (waited %.1f s, run directory %s)",
                             instance, (double)timeout_ns / 1e9, rundir);
             goto fail;
         }
@@ -422,8 +425,8 @@ int k3_trunk_reader_resident(struct k3_trunk_reader *r, const float **out, struc
     return rc;
 }
 
-int k3_trunk_reader_rows(struct k3_trunk_reader *r, uint32_t piece, uint32_t row, uint32_t n_rows, const void **rows,
-                         struct k3_err *err)
+int k3_trunk_reader_rows(struct k3_trunk_reader *r, uint32_t piece, uint32_t row, uint32_t n_rows,
+                         const void **rows, struct k3_err *err)
 {
     struct want w = { .what = WANT_ROWS, .piece = piece, .row = row, .n_rows = n_rows };
     const struct k3_layout *l = &r->link.layout;
@@ -432,22 +435,29 @@ int k3_trunk_reader_rows(struct k3_trunk_reader *r, uint32_t piece, uint32_t row
 
     if (piece >= r->m->n_pieces || n_rows == 0 || row >= r->m->pieces[piece].n_rows ||
         n_rows > r->m->pieces[piece].n_rows - row)
-        return k3_fail(err, -EINVAL, "rows %u+%u of piece %u: there is no such block", row, n_rows, piece);
-    if (r->held)
-        return k3_fail(err, -EINVAL, "rows %u+%u of piece %u asked for before the block before was done", row, n_rows,
+        return k3_fail(err, -EINVAL, "rows %u+%u of piece %u: there is no such block", row, n_rows,
                        piece);
+    if (r->held)
+        return k3_fail(err, -EINVAL,
+                       "rows %u+%u of piece %u asked for before the block before was done", row,
+                       n_rows, piece);
     if (piece < r->piece || (piece == r->piece && row < r->row))
-        return k3_fail(err, -EINVAL, "rows %u+%u of piece %u asked for after piece %zu row %u: not schedule order", row,
-                       n_rows, piece, r->piece, r->row);
+        return k3_fail(
+            err, -EINVAL,
+            "rows %u+%u of piece %u asked for after piece %zu row %u: not schedule order", row,
+            n_rows, piece, r->piece, r->row);
     len_bytes = n_rows * row_bytes(r, piece);
     if (len_bytes > l->ring_bytes / 2)
-        return k3_fail(err, -EINVAL, "a row block of %" PRIu64 " bytes does not fit into half the ring of %" PRIu64 " bytes",
+        return k3_fail(err, -EINVAL,
+                       "a row block of %" PRIu64
+                       " bytes does not fit into half the ring of %" PRIu64 " bytes",
                        len_bytes, l->ring_bytes);
     r->piece = piece;
     r->row = row;
     if (!l->pinned[piece] && r->acked) {
         begin = want_end(r, &w) - len_bytes;
-        /* What lies before the block is not wanted any more: makes room when blocks were left out. */
+        /* What lies before the block is not wanted any more: makes room when blocks were left out.
+         */
         if (atomic_load_explicit(&r->link.ctl->b.consumed, memory_order_relaxed) < begin)
             consume(r, begin);
     }
@@ -529,7 +539,9 @@ int k3_trunk_reader_seek_pass(struct k3_trunk_reader *r, struct k3_err *err)
 
 uint64_t k3_trunk_reader_block_bytes(const struct k3_trunk_reader *r)
 {
-    return r->block_bytes;
+    uint64_t half = r->link.layout.ring_bytes / 2;
+
+    return half < BLOCK_COMFORT_BYTES ? half : BLOCK_COMFORT_BYTES;
 }
 
 void k3_trunk_reader_set_stop(struct k3_trunk_reader *r, _Atomic bool *stop)
@@ -539,7 +551,8 @@ void k3_trunk_reader_set_stop(struct k3_trunk_reader *r, _Atomic bool *stop)
 
 void k3_trunk_reader_set_blocked(struct k3_trunk_reader *r, bool blocked_on_expert)
 {
-    atomic_store_explicit(&r->link.ctl->b.blocked_on_expert, blocked_on_expert, memory_order_relaxed);
+    atomic_store_explicit(&r->link.ctl->b.blocked_on_expert, blocked_on_expert,
+                          memory_order_relaxed);
 }
 
 void k3_trunk_reader_set_notice(struct k3_trunk_reader *r, k3_trunk_notice_fn *fn, void *arg)

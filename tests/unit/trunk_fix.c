@@ -39,7 +39,8 @@ static uint64_t word_at(const struct k3_tf *t, uint32_t file, uint64_t i)
     return k3_tf_random(&s);
 }
 
-void k3_tf_bytes(const struct k3_tf *t, uint32_t file, uint64_t off_bytes, void *out, size_t len_bytes)
+void k3_tf_bytes(const struct k3_tf *t, uint32_t file, uint64_t off_bytes, void *out,
+                 size_t len_bytes)
 {
     uint8_t *p = out;
 
@@ -64,7 +65,8 @@ void k3_tf_write_file(const struct k3_tf *t, uint32_t file)
         f = fopen(t->m->files[file].path, "w");
     assert_non_null(f);
     for (uint64_t at = 0; at < t->m->files[file].len_bytes; at += chunk) {
-        size_t n = t->m->files[file].len_bytes - at < chunk ? t->m->files[file].len_bytes - at : chunk;
+        size_t n = t->m->files[file].len_bytes - at < chunk ? t->m->files[file].len_bytes - at
+                                                            : chunk;
 
         k3_tf_bytes(t, file, at, buf, n);
         assert_int_equal(fwrite(buf, 1, n, f), n);
@@ -79,10 +81,15 @@ static uint64_t add_matrix(struct k3_tf *t, uint32_t file, uint64_t at)
 {
     struct k3_model *m = t->m;
     struct k3_matrix *x = &m->matrices[m->n_matrices];
-    uint32_t row_bytes = 2 * (uint32_t)(1 + k3_tf_below(&t->rng, t->spec.row_bytes_max / 2)), rows_per_piece;
+    uint32_t row_bytes = 2 * (uint32_t)(1 + k3_tf_below(&t->rng, t->spec.row_bytes_max / 2)),
+             rows_per_piece;
 
-    *x = (struct k3_matrix){ .off_bytes = at, .file = (uint16_t)file, .dtype = K3_BF16, .layer = -1,
-                             .n_cols = row_bytes / 2, .first_piece = (uint32_t)m->n_pieces };
+    *x = (struct k3_matrix){ .off_bytes = at,
+                             .file = (uint16_t)file,
+                             .dtype = K3_BF16,
+                             .layer = -1,
+                             .n_cols = row_bytes / 2,
+                             .first_piece = (uint32_t)m->n_pieces };
     x->n_rows = (uint32_t)(1 + k3_tf_below(&t->rng, t->spec.matrix_bytes_max / row_bytes + 1));
     x->role = k3_tf_below(&t->rng, 8) == 0 ? K3_W_ROUTER : K3_W_KDA_Q;
     rows_per_piece = t->spec.piece_bytes / row_bytes ? t->spec.piece_bytes / row_bytes : 1;
@@ -90,7 +97,8 @@ static uint64_t add_matrix(struct k3_tf *t, uint32_t file, uint64_t at)
         uint32_t n = x->n_rows - row < rows_per_piece ? x->n_rows - row : rows_per_piece;
 
         m->pieces = realloc(m->pieces, (m->n_pieces + 1) * sizeof(*m->pieces));
-        m->pieces[m->n_pieces++] = (struct k3_piece){ (uint32_t)m->n_matrices, row, n, n * row_bytes,
+        m->pieces[m->n_pieces++] = (struct k3_piece){ (uint32_t)m->n_matrices, row, n,
+                                                      n * row_bytes,
                                                       at + (uint64_t)row * row_bytes };
         m->trunk_bytes += (uint64_t)n * row_bytes;
         x->n_pieces++;
@@ -117,8 +125,12 @@ static void make_model(struct k3_tf *t)
         struct k3_resident *r = &m->residents[i];
         uint32_t f = (uint32_t)k3_tf_below(&t->rng, s->n_files);
 
-        *r = (struct k3_resident){ .off_bytes = end[f], .file = (uint16_t)f, .pos = m->resident_bytes, .dtype = K3_BF16,
-                                   .n = (uint32_t)(1 + k3_tf_below(&t->rng, 5000)), .layer = -1 };
+        *r = (struct k3_resident){ .off_bytes = end[f],
+                                   .file = (uint16_t)f,
+                                   .pos = m->resident_bytes,
+                                   .dtype = K3_BF16,
+                                   .n = (uint32_t)(1 + k3_tf_below(&t->rng, 5000)),
+                                   .layer = -1 };
         end[f] += r->n * 2;
         m->resident_bytes += (r->n * 4 + 63) / 64 * 64;
         m->n_residents++;
@@ -149,7 +161,8 @@ struct k3_model *k3_tf_model(const struct k3_tf *t)
 {
     struct k3_model *m = malloc(sizeof(*m));
 
-#define COPY(field, n) m->field = memcpy(malloc((n) * sizeof(*m->field) + 1), t->m->field, (n) * sizeof(*m->field))
+#define COPY(field, n)                                                                             \
+    m->field = memcpy(malloc((n) * sizeof(*m->field) + 1), t->m->field, (n) * sizeof(*m->field))
     *m = *t->m;
     COPY(files, m->n_files);
     COPY(matrices, m->n_matrices);
@@ -206,7 +219,8 @@ struct k3_trunkd_opt k3_tf_opt(const struct k3_tf *t)
 
 uint64_t k3_tf_trunk_bytes(const struct k3_tf *t, uint32_t ring_mb, unsigned share)
 {
-    uint64_t pages = 8192u * t->m->n_pieces; /* what page rounding adds at most, when all is pinned */
+    uint64_t pages = 8192u *
+                     t->m->n_pieces; /* what page rounding adds at most, when all is pinned */
 
     return ((uint64_t)ring_mb << 20) + t->m->trunk_bytes * share / 256 + (share >= 256 ? pages : 0);
 }
@@ -216,7 +230,8 @@ pid_t k3_tf_start(const struct k3_tf *t, const struct k3_trunkd_opt *opt)
     return k3_tf_start_after(t, opt, NULL);
 }
 
-pid_t k3_tf_start_after(const struct k3_tf *t, const struct k3_trunkd_opt *opt, void (*before)(void))
+pid_t k3_tf_start_after(const struct k3_tf *t, const struct k3_trunkd_opt *opt,
+                        void (*before)(void))
 {
     pid_t pid;
 
@@ -316,12 +331,14 @@ struct k3_trunk_reader *k3_tf_reader(const struct k3_tf *t, uint32_t generation)
     struct k3_trunk_reader *r = NULL;
     struct k3_err err = K3_ERR_INIT;
 
-    if (k3_trunk_reader_open(&r, t->instance, t->rundir, t->m, generation, 20000000000ull, &err) < 0)
+    if (k3_trunk_reader_open(&r, t->instance, t->rundir, t->m, generation, 20000000000ull, &err) <
+        0)
         fail_msg("reader: %s", err.text);
     return r;
 }
 
-void k3_tf_check_rows(const struct k3_tf *t, uint32_t piece, uint32_t row, uint32_t n_rows, const void *rows)
+void k3_tf_check_rows(const struct k3_tf *t, uint32_t piece, uint32_t row, uint32_t n_rows,
+                      const void *rows)
 {
     const struct k3_piece *p = &t->m->pieces[piece];
     uint64_t row_bytes = p->len_bytes / p->n_rows, len_bytes = n_rows * row_bytes;
@@ -334,8 +351,8 @@ void k3_tf_check_rows(const struct k3_tf *t, uint32_t piece, uint32_t row, uint3
 
         k3_tf_bytes(t, file, p->off_bytes + row * row_bytes + at, want, n);
         if (memcmp(want, got + at, n) != 0)
-            fail_msg("piece %u rows %u+%u: byte %" PRIu64 "..: not what file %u holds at %" PRIu64, piece, row, n_rows, at,
-                     file, p->off_bytes + row * row_bytes + at);
+            fail_msg("piece %u rows %u+%u: byte %" PRIu64 "..: not what file %u holds at %" PRIu64,
+                     piece, row, n_rows, at, file, p->off_bytes + row * row_bytes + at);
     }
 }
 
@@ -345,7 +362,8 @@ void k3_tf_walk(struct k3_tf *t, struct k3_trunk_reader *r, size_t until, unsign
 
     for (uint32_t piece = 0; piece < until; piece++) {
         const struct k3_piece *p = &t->m->pieces[piece];
-        uint64_t row_bytes = p->len_bytes / p->n_rows, most = limit / row_bytes ? limit / row_bytes : 1;
+        uint64_t row_bytes = p->len_bytes / p->n_rows,
+                 most = limit / row_bytes ? limit / row_bytes : 1;
 
         for (uint32_t row = 0; row < p->n_rows;) {
             uint32_t n = (uint32_t)(1 + k3_tf_below(&t->rng, most));

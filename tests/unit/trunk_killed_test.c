@@ -1,4 +1,5 @@
-/* What a SIGKILL of the producer, or of the consumer, leaves: nothing that computes with a wrong byte. */
+/* What a SIGKILL of the producer, or of the consumer, leaves: nothing that computes with a wrong
+ * byte. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -17,11 +18,17 @@
 
 #include "tests/unit/trunk_fix.h"
 
-static const struct k3_tf_spec spec = { .seed = 31, .n_files = 3, .n_matrices = 12, .n_residents = 9,
-                                        .row_bytes_max = 60000, .matrix_bytes_max = 4000000,
+static const struct k3_tf_spec spec = { .seed = 31,
+                                        .n_files = 3,
+                                        .n_matrices = 12,
+                                        .n_residents = 9,
+                                        .row_bytes_max = 60000,
+                                        .matrix_bytes_max = 4000000,
                                         .piece_bytes = 1500000 };
 
-struct notices { int n_gone, n_back; };
+struct notices {
+    int n_gone, n_back;
+};
 
 static void count_notice(void *arg, const char *event, const char *text)
 {
@@ -48,10 +55,10 @@ static void next(struct k3_trunk_reader *r)
         fail_msg("next pass: %s", err.text);
 }
 
-/* A process of its own that keeps a trunkd alive and kills it n_kills times at random moments.  It says each kill on the
- * pipe and then waits until it is killed itself, the last daemon with it. */
-static pid_t start_killer(const struct k3_tf *t, const struct k3_trunkd_opt *opt, int n_kills, unsigned most_ms,
-                          int *news_fd)
+/* A process of its own that keeps a trunkd alive and kills it n_kills times at random moments.  It
+ * says each kill on the pipe and then waits until it is killed itself, the last daemon with it. */
+static pid_t start_killer(const struct k3_tf *t, const struct k3_trunkd_opt *opt, int n_kills,
+                          unsigned most_ms, int *news_fd)
 {
     int p[2];
     pid_t pid;
@@ -98,8 +105,15 @@ static void stop_killer(const struct k3_tf *t, pid_t pid, int news_fd)
 
 static void killed_twenty_times(void **state)
 {
-    static const struct { unsigned share; const char *io; uint32_t ring_mb; unsigned nap_us; } with[] = {
-        { 0, "uring", 2, 300 }, { 128, "uring", 8, 100 }, { 128, "pread", 4, 300 },
+    static const struct {
+        unsigned share;
+        const char *io;
+        uint32_t ring_mb;
+        unsigned nap_us;
+    } with[] = {
+        { 0, "uring", 2, 300 },
+        { 128, "uring", 8, 100 },
+        { 128, "pread", 4, 300 },
     };
 
     (void)state;
@@ -139,18 +153,21 @@ static void killed_twenty_times(void **state)
         }
         k3_tf_check_resident(&t, resident);
         k3_trunk_reader_counts(r, &counts);
-        print_message("share %u/256 %s: %d passes, %llu reattached, %d gone\n", with[i].share, with[i].io, n_passes,
-                      (unsigned long long)counts.reattached, notices.n_gone);
-        assert_in_range(counts.reattached, 5, 20); /* deaths that no wait saw are no business of the consumer */
+        print_message("share %u/256 %s: %d passes, %llu reattached, %d gone\n", with[i].share,
+                      with[i].io, n_passes, (unsigned long long)counts.reattached, notices.n_gone);
+        assert_in_range(counts.reattached, 5,
+                        20); /* deaths that no wait saw are no business of the consumer */
         assert_int_equal(notices.n_back, counts.reattached);
-        assert_int_equal(counts.ring_bytes + counts.pinned_bytes, (uint64_t)n_passes * t.m->trunk_bytes);
+        assert_int_equal(counts.ring_bytes + counts.pinned_bytes,
+                         (uint64_t)n_passes * t.m->trunk_bytes);
         k3_trunk_reader_close(r);
         stop_killer(&t, pid, news_fd);
         k3_tf_close(&t);
     }
 }
 
-/* The successor must not touch the ring before the consumer's seek: it may be multiplying a block that lies there. */
+/* The successor must not touch the ring before the consumer's seek: it may be multiplying a block
+ * that lies there. */
 static void a_held_block_survives_take_over(void **state)
 {
     struct k3_tf t;
@@ -185,12 +202,18 @@ static void a_held_block_survives_take_over(void **state)
     k3_tf_close(&t);
 }
 
-/* The bytes after the end of a file, in the page that holds it, are the only ones of the ring that no (buffered) read
- * writes.  So they tell whether the ring was renewed: not before the consumer's seek, certainly after it. */
+/* The bytes after the end of a file, in the page that holds it, are the only ones of the ring that
+ * no (buffered) read writes.  So they tell whether the ring was renewed: not before the consumer's
+ * seek, certainly after it. */
 static void the_ring_is_renewed_at_the_first_seek(void **state)
 {
-    const struct k3_tf_spec one = { .seed = 77, .n_files = 1, .n_matrices = 3, .n_residents = 1,
-                                    .row_bytes_max = 3000, .matrix_bytes_max = 90000, .piece_bytes = 40000 };
+    const struct k3_tf_spec one = { .seed = 77,
+                                    .n_files = 1,
+                                    .n_matrices = 3,
+                                    .n_residents = 1,
+                                    .row_bytes_max = 3000,
+                                    .matrix_bytes_max = 90000,
+                                    .piece_bytes = 40000 };
     struct k3_tf t;
     struct k3_trunkd_opt opt;
     struct k3_trunk_reader *r;
@@ -204,13 +227,15 @@ static void the_ring_is_renewed_at_the_first_seek(void **state)
     (void)state;
     k3_tf_open(&t, &one);
     opt = k3_tf_opt(&t);
-    opt.direct = "off"; /* a direct read fills the file's last page with what is on the disk behind its end */
+    opt.direct = "off"; /* a direct read fills the file's last page with what is on the disk behind
+                           its end */
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 1);
     begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
     l = k3_trunk_reader_layout(r);
-    end = l->start[t.m->n_pieces - 1] + t.m->pieces[t.m->n_pieces - 1].len_bytes; /* of the file, too */
+    end = l->start[t.m->n_pieces - 1] +
+          t.m->pieces[t.m->n_pieces - 1].len_bytes; /* of the file, too */
     assert_true(end % 4096 != 0);
     k3_tf_kill(pid);
     assert_int_equal(k3_seg_open(&data, t.instance, K3_TRUNK_DATA_SEG, true, &err), 0);
@@ -307,7 +332,8 @@ static bool is_mapped(ino_t inode)
     return mapped;
 }
 
-/* A normal stop removes the data segment: its successor's is another one, and the address of the residents stays. */
+/* A normal stop removes the data segment: its successor's is another one, and the address of the
+ * residents stays. */
 static void a_new_data_segment_keeps_the_resident_address(void **state)
 {
     struct k3_tf t;
@@ -484,7 +510,8 @@ static void consumer_killed(void **state)
         assert_true(consumer >= 0);
         if (consumer == 0) {
             r = k3_tf_reader(&t, generation);
-            k3_trunk_reader_set_blocked(r, true); /* dies with the hint set: its successor takes it back */
+            k3_trunk_reader_set_blocked(
+                r, true); /* dies with the hint set: its successor takes it back */
             begin(r);
             for (;;) {
                 k3_tf_walk(&t, r, t.m->n_pieces, 200);
@@ -517,7 +544,8 @@ static void refusals(void **state)
     (void)state;
     k3_tf_open(&t, &spec);
     /* nobody there */
-    assert_int_equal(k3_trunk_reader_open(&r, t.instance, t.rundir, t.m, 1, 300000000, &err), -ENOENT);
+    assert_int_equal(k3_trunk_reader_open(&r, t.instance, t.rundir, t.m, 1, 300000000, &err),
+                     -ENOENT);
     assert_int_equal(err.exit_status, K3_EXIT_NO_PEER);
     assert_non_null(strstr(err.text, t.instance));
     opt = k3_tf_opt(&t);
@@ -526,27 +554,33 @@ static void refusals(void **state)
     k3_trunk_reader_close(r);
     /* another model */
     t.m->digest[0] ^= 0xff;
-    assert_int_equal(k3_trunk_reader_open(&r, t.instance, t.rundir, t.m, 1, 300000000, &err), -ESTALE);
+    assert_int_equal(k3_trunk_reader_open(&r, t.instance, t.rundir, t.m, 1, 300000000, &err),
+                     -ESTALE);
     assert_int_equal(err.exit_status, K3_EXIT_REFUSED);
     assert_non_null(strstr(err.text, "model digest"));
-    snprintf(hex, sizeof(hex), "%02x%02x%02x%02x", t.m->digest[0], t.m->digest[1], t.m->digest[2], t.m->digest[3]);
+    snprintf(hex, sizeof(hex), "%02x%02x%02x%02x", t.m->digest[0], t.m->digest[1], t.m->digest[2],
+             t.m->digest[3]);
     assert_non_null(strstr(err.text, hex));
     t.m->digest[0] ^= 0xff;
-    snprintf(hex, sizeof(hex), "%02x%02x%02x%02x", t.m->digest[0], t.m->digest[1], t.m->digest[2], t.m->digest[3]);
+    snprintf(hex, sizeof(hex), "%02x%02x%02x%02x", t.m->digest[0], t.m->digest[1], t.m->digest[2],
+             t.m->digest[3]);
     assert_non_null(strstr(err.text, hex));
     /* another layout */
     assert_int_equal(k3_seg_open(&ctl, t.instance, K3_TRUNK_SEG, true, &err), 0);
     c = (struct k3_trunk_ctl *)(void *)ctl.base;
     c->layout_digest[1] ^= 1;
-    assert_int_equal(k3_trunk_reader_open(&r, t.instance, t.rundir, t.m, 1, 300000000, &err), -ESTALE);
+    assert_int_equal(k3_trunk_reader_open(&r, t.instance, t.rundir, t.m, 1, 300000000, &err),
+                     -ESTALE);
     assert_non_null(strstr(err.text, "layout digest"));
     c->layout_digest[1] ^= 1;
     c->version++;
-    assert_int_equal(k3_trunk_reader_open(&r, t.instance, t.rundir, t.m, 1, 300000000, &err), -EPROTO);
+    assert_int_equal(k3_trunk_reader_open(&r, t.instance, t.rundir, t.m, 1, 300000000, &err),
+                     -EPROTO);
     assert_non_null(strstr(err.text, "version"));
     c->version--;
     c->n_pieces = (uint64_t)1 << 60;
-    assert_int_equal(k3_trunk_reader_open(&r, t.instance, t.rundir, t.m, 1, 300000000, &err), -EPROTO);
+    assert_int_equal(k3_trunk_reader_open(&r, t.instance, t.rundir, t.m, 1, 300000000, &err),
+                     -EPROTO);
     k3_seg_close(&ctl);
     assert_int_equal(k3_tf_stop(pid), 0);
     k3_tf_close(&t);

@@ -12,8 +12,13 @@
 
 #include "tests/unit/trunk_fix.h"
 
-static const struct k3_tf_spec spec = { .seed = 91, .n_files = 1, .n_matrices = 6, .n_residents = 2,
-                                        .row_bytes_max = 9000, .matrix_bytes_max = 200000, .piece_bytes = 60000 };
+static const struct k3_tf_spec spec = { .seed = 91,
+                                        .n_files = 1,
+                                        .n_matrices = 6,
+                                        .n_residents = 2,
+                                        .row_bytes_max = 9000,
+                                        .matrix_bytes_max = 200000,
+                                        .piece_bytes = 60000 };
 
 /* A trunkd without a daemon: lock, layout, segments. */
 struct stage {
@@ -33,12 +38,17 @@ static void publish_ctl(struct stage *s)
     struct k3_trunk_entry *table;
 
     assert_int_equal(k3_seg_create(&s->ctl_seg, s->t.instance, K3_TRUNK_SEG,
-                                   sizeof(*s->ctl) + s->layout.n_pieces * sizeof(*table), &err), 0);
+                                   sizeof(*s->ctl) + s->layout.n_pieces * sizeof(*table), &err),
+                     0);
     s->ctl = (struct k3_trunk_ctl *)(void *)s->ctl_seg.base;
-    *s->ctl = (struct k3_trunk_ctl){ .magic = K3_TRUNK_MAGIC, .version = K3_TRUNK_VERSION,
-                                     .generation = s->generation, .align_bytes = s->layout.align_bytes,
-                                     .pass_bytes = s->layout.pass_bytes, .ring_bytes = s->layout.ring_bytes,
-                                     .data_bytes = s->layout.data_bytes, .n_pieces = s->layout.n_pieces,
+    *s->ctl = (struct k3_trunk_ctl){ .magic = K3_TRUNK_MAGIC,
+                                     .version = K3_TRUNK_VERSION,
+                                     .generation = s->generation,
+                                     .align_bytes = s->layout.align_bytes,
+                                     .pass_bytes = s->layout.pass_bytes,
+                                     .ring_bytes = s->layout.ring_bytes,
+                                     .data_bytes = s->layout.data_bytes,
+                                     .n_pieces = s->layout.n_pieces,
                                      .table_off = sizeof(*s->ctl) };
     memcpy(s->ctl->model_digest, s->t.m->digest, 32);
     memcpy(s->ctl->layout_digest, s->layout.digest, 32);
@@ -62,8 +72,10 @@ static void stage_open(struct stage *s)
     s->ring_piece = 2;
     assert_int_equal(k3_layout_build(&s->layout, s->t.m, 4096, 2 << 20, pinned, &err), 0);
     free(pinned);
-    assert_int_equal(k3_lock_take(&s->lock_fd, &s->generation, s->t.rundir, K3_TRUNKD_NAME, &err), 0);
-    assert_int_equal(k3_seg_create(&s->data, s->t.instance, K3_TRUNK_DATA_SEG, s->layout.data_bytes, &err), 0);
+    assert_int_equal(k3_lock_take(&s->lock_fd, &s->generation, s->t.rundir, K3_TRUNKD_NAME, &err),
+                     0);
+    assert_int_equal(
+        k3_seg_create(&s->data, s->t.instance, K3_TRUNK_DATA_SEG, s->layout.data_bytes, &err), 0);
     head = (struct k3_trunk_data *)(void *)s->data.base;
     head->magic = K3_TRUNK_DATA_MAGIC;
     head->version = K3_TRUNK_VERSION;
@@ -90,7 +102,8 @@ static void stage_next(struct stage *s)
     struct k3_err err = K3_ERR_INIT;
 
     k3_lock_drop(&s->lock_fd);
-    assert_int_equal(k3_lock_take(&s->lock_fd, &s->generation, s->t.rundir, K3_TRUNKD_NAME, &err), 0);
+    assert_int_equal(k3_lock_take(&s->lock_fd, &s->generation, s->t.rundir, K3_TRUNKD_NAME, &err),
+                     0);
     k3_seg_unlink(s->t.instance, K3_TRUNK_SEG);
     k3_seg_close(&s->ctl_seg);
     publish_ctl(s);
@@ -146,9 +159,15 @@ static void *run_call(void *arg)
     struct call *c = arg;
 
     switch (c->what) {
-    case CALL_SEEK_PASS: c->rc = k3_trunk_reader_seek_pass(c->r, &c->err); break;
-    case CALL_NEXT_PASS: c->rc = k3_trunk_reader_next_pass(c->r, &c->err); break;
-    case CALL_ROWS: c->rc = k3_trunk_reader_rows(c->r, c->piece, 0, 1, &c->rows, &c->err); break;
+    case CALL_SEEK_PASS:
+        c->rc = k3_trunk_reader_seek_pass(c->r, &c->err);
+        break;
+    case CALL_NEXT_PASS:
+        c->rc = k3_trunk_reader_next_pass(c->r, &c->err);
+        break;
+    case CALL_ROWS:
+        c->rc = k3_trunk_reader_rows(c->r, c->piece, 0, 1, &c->rows, &c->err);
+        break;
     }
     atomic_store(&c->ended, true);
     return NULL;
@@ -307,8 +326,8 @@ static void an_error_counts_only_behind_what_was_produced(void **state)
     stage_close(&s);
 }
 
-/* Nothing in a new generation's segment counts before it has acknowledged our seek: not produced, not an error, not a
- * failed pin; but a valid pin does. */
+/* Nothing in a new generation's segment counts before it has acknowledged our seek: not produced,
+ * not an error, not a failed pin; but a valid pin does. */
 static void a_new_generation_must_acknowledge_first(void **state)
 {
     struct stage s;
@@ -350,7 +369,8 @@ static void a_new_generation_must_acknowledge_first(void **state)
     wait_for_seek(&s, 0);
     still_waits(&c);
     assert_int_equal(s.ctl->b.seek.piece, s.pinned_piece + 2);
-    assert_int_equal(s.ctl->b.seek.start, s.layout.start[s.pinned_piece + 3]); /* the next unpinned byte */
+    assert_int_equal(s.ctl->b.seek.start,
+                     s.layout.start[s.pinned_piece + 3]); /* the next unpinned byte */
     ack(&s);
     ends_with(&c, -EIO);
     assert_non_null(strstr(c.err.text, "pinned piece"));
@@ -395,8 +415,8 @@ static void next_pass_seeks_only_when_it_must(void **state)
     stage_close(&s);
 }
 
-/* A second computed with the same generation number (its counter was lost) must not take an old acknowledgement for its
- * own. */
+/* A second computed with the same generation number (its counter was lost) must not take an old
+ * acknowledgement for its own. */
 static void numbers_go_on_after_a_predecessor(void **state)
 {
     struct stage s;
@@ -428,7 +448,8 @@ static void a_dead_daemons_segment_is_not_attached_to(void **state)
     (void)state;
     stage_open(&s);
     k3_lock_drop(&s.lock_fd);
-    assert_int_equal(k3_trunk_reader_open(&r, s.t.instance, s.t.rundir, s.t.m, 1, 200000000, &err), -ENOENT);
+    assert_int_equal(k3_trunk_reader_open(&r, s.t.instance, s.t.rundir, s.t.m, 1, 200000000, &err),
+                     -ENOENT);
     assert_int_equal(err.exit_status, K3_EXIT_NO_PEER);
     stage_close(&s);
 }

@@ -48,7 +48,8 @@ static void fake_submit(struct k3_tio *io, struct k3_tio_req *req)
         const struct k3_layout *l = &g->d.layout;
         uint64_t consumed = atomic_load(&g->d.ctl->b.consumed);
 
-        assert_true(r->block.pos + r->len_bytes <= consumed - consumed % l->align_bytes + l->ring_bytes);
+        assert_true(r->block.pos + r->len_bytes <=
+                    consumed - consumed % l->align_bytes + l->ring_bytes);
         assert_true(r->buf >= g->d.ring && r->buf + r->len_bytes <= g->d.ring + 2 * l->ring_bytes);
     }
     assert_int_equal(req->off_bytes % g->d.layout.align_bytes, 0);
@@ -73,7 +74,8 @@ static void fake_close(struct k3_tio *io)
 
 static const struct k3_tio_ops fake_ops = { "fake", fake_submit, fake_wait, fake_close };
 
-/* Completes request i of those in flight with res (bytes really put there) and lets the daemon look. */
+/* Completes request i of those in flight with res (bytes really put there) and lets the daemon
+ * look. */
 static void complete(struct rig *g, unsigned i, int64_t res)
 {
     struct k3_tio_req *req = g->fake.req[i];
@@ -98,7 +100,8 @@ static void complete(struct rig *g, unsigned i, int64_t res)
 
 #define ALL INT32_MAX
 
-static void rig_open(struct rig *g, const struct k3_tf_spec *spec, uint32_t ring_mb, unsigned share, uint32_t depth)
+static void rig_open(struct rig *g, const struct k3_tf_spec *spec, uint32_t ring_mb, unsigned share,
+                     uint32_t depth)
 {
     struct k3_err err = K3_ERR_INIT;
     struct k3_trunkd *d = &g->d;
@@ -113,16 +116,21 @@ static void rig_open(struct rig *g, const struct k3_tf_spec *spec, uint32_t ring
     d->opt.trunk_bytes = k3_tf_trunk_bytes(&g->t, ring_mb, share);
     d->model = k3_tf_model(&g->t);
     pinned = calloc(1, d->model->n_pieces);
-    assert_int_equal(k3_trunkd_budget(d->model, 4096, d->opt.trunk_bytes, ring_mb, &ring_bytes, pinned, &err), 0);
+    assert_int_equal(
+        k3_trunkd_budget(d->model, 4096, d->opt.trunk_bytes, ring_mb, &ring_bytes, pinned, &err),
+        0);
     assert_int_equal(k3_layout_build(&d->layout, d->model, 4096, ring_bytes, pinned, &err), 0);
     free(pinned);
     assert_int_equal(k3_runs_build(&d->runs, d->model, &d->layout, &err), 0);
     assert_int_equal(k3_tfiles_open(d, &err), 0);
-    assert_int_equal(k3_seg_create(&d->data, g->t.instance, K3_TRUNK_DATA_SEG, d->layout.data_bytes, &err), 0);
+    assert_int_equal(
+        k3_seg_create(&d->data, g->t.instance, K3_TRUNK_DATA_SEG, d->layout.data_bytes, &err), 0);
     d->head = (struct k3_trunk_data *)(void *)d->data.base;
     d->flags = (_Atomic uint32_t *)(void *)(d->data.base + d->layout.flags_off);
-    assert_int_equal(k3_ring_map(&d->data, d->layout.ring_off, d->layout.ring_bytes, true, &d->ring, &err), 0);
-    assert_int_equal(k3_seg_create(&d->ctl_seg, g->t.instance, K3_TRUNK_SEG, sizeof(*d->ctl), &err), 0);
+    assert_int_equal(
+        k3_ring_map(&d->data, d->layout.ring_off, d->layout.ring_bytes, true, &d->ring, &err), 0);
+    assert_int_equal(k3_seg_create(&d->ctl_seg, g->t.instance, K3_TRUNK_SEG, sizeof(*d->ctl), &err),
+                     0);
     d->ctl = (struct k3_trunk_ctl *)(void *)d->ctl_seg.base;
     assert_int_equal(k3_pins_open(d, &err), 0);
     assert_int_equal(k3_reads_open(d, &err), 0);
@@ -160,7 +168,8 @@ static void check_ring(struct rig *g, uint64_t from)
 
     for (uint64_t pass = from / l->pass_bytes; pass <= produced(g) / l->pass_bytes; pass++)
         for (size_t i = 0; i < l->n_pieces; i++) {
-            uint64_t at = pass * l->pass_bytes + l->start[i], end = at + g->t.m->pieces[i].len_bytes, n;
+            uint64_t at = pass * l->pass_bytes + l->start[i],
+                     end = at + g->t.m->pieces[i].len_bytes, n;
             uint32_t file = g->t.m->matrices[g->t.m->pieces[i].matrix].file;
             uint8_t want[4096];
 
@@ -185,8 +194,12 @@ static void check_pin(struct rig *g, size_t i)
     free(want);
 }
 
-static const struct k3_tf_spec spec = { .seed = 71, .n_files = 2, .n_matrices = 12, .row_bytes_max = 40000,
-                                        .matrix_bytes_max = 900000, .piece_bytes = 700000 };
+static const struct k3_tf_spec spec = { .seed = 71,
+                                        .n_files = 2,
+                                        .n_matrices = 12,
+                                        .row_bytes_max = 40000,
+                                        .matrix_bytes_max = 900000,
+                                        .piece_bytes = 700000 };
 
 /* Stream and pins are begun in the order in which a pass wants them, from where the seek says. */
 static void begun_in_schedule_order(void **state)
@@ -211,7 +224,8 @@ static void begun_in_schedule_order(void **state)
 
             k3_trunkd_begin_reads(&g.d);
             for (; before < g.fake.n_submitted; before++) {
-                struct k3_read *r = (struct k3_read *)(void *)g.fake.req[g.fake.n - (g.fake.n_submitted - before)];
+                struct k3_read *r = (struct k3_read *)(void *)
+                                        g.fake.req[g.fake.n - (g.fake.n_submitted - before)];
                 uint64_t pass = r->kind == K3_READ_STREAM ? r->block.pass : 3 + (r->piece < first);
                 uint64_t now = pass << 32 | r->piece;
 
@@ -230,7 +244,8 @@ static void begun_in_schedule_order(void **state)
     assert_true(n_pins > 8 && n_stream > 8);
 }
 
-/* Completions in any order, cut anywhere, interrupted now and then: an in-order prefix of right bytes all the same. */
+/* Completions in any order, cut anywhere, interrupted now and then: an in-order prefix of right
+ * bytes all the same. */
 static void any_order_of_completions(void **state)
 {
     static struct rig g;
@@ -250,7 +265,8 @@ static void any_order_of_completions(void **state)
 
                 k3_trunkd_begin_reads(&g.d);
                 if (g.fake.n == 0 || k3_tf_below(&g.rng, 3) == 0) { /* consume a little, or all */
-                    from = g.fake.n ? from + k3_tf_below(&g.rng, produced(&g) - from + 1) : produced(&g);
+                    from = g.fake.n ? from + k3_tf_below(&g.rng, produced(&g) - from + 1)
+                                    : produced(&g);
                     check_ring(&g, from);
                     atomic_store(&g.d.ctl->b.consumed, from);
                     continue;
@@ -260,10 +276,17 @@ static void any_order_of_completions(void **state)
                 if (direct)
                     res -= res % 512;
                 switch (k3_tf_below(&g.rng, 6)) {
-                case 0: res = -EINTR; break;
-                case 1: res = -EAGAIN; break;
-                case 2: res = res ? res : 512; break;
-                default: res = ALL;
+                case 0:
+                    res = -EINTR;
+                    break;
+                case 1:
+                    res = -EAGAIN;
+                    break;
+                case 2:
+                    res = res ? res : 512;
+                    break;
+                default:
+                    res = ALL;
                 }
                 complete(&g, i, res);
                 assert_true(produced(&g) >= last);
@@ -452,8 +475,14 @@ static void the_end_of_the_file(void **state)
 
     (void)state;
     /* One matrix at the end of its file: the last page is read short, and that is enough. */
-    rig_open(&g, &(struct k3_tf_spec){ .seed = 5, .n_files = 1, .n_matrices = 1, .row_bytes_max = 4000,
-                                       .matrix_bytes_max = 9000, .piece_bytes = 100000 }, 2, 0, 1);
+    rig_open(&g,
+             &(struct k3_tf_spec){ .seed = 5,
+                                   .n_files = 1,
+                                   .n_matrices = 1,
+                                   .row_bytes_max = 4000,
+                                   .matrix_bytes_max = 9000,
+                                   .piece_bytes = 100000 },
+             2, 0, 1);
     seek_to(&g, 0, 0);
     k3_trunkd_begin_reads(&g.d);
     assert_int_equal(g.fake.n, 1);
@@ -469,7 +498,8 @@ static void the_end_of_the_file(void **state)
     r = (struct k3_read *)(void *)g.fake.req[0];
     complete(&g, 0, (int64_t)r->need_bytes - 1);
     assert_int_equal(g.fake.n, 1);
-    complete(&g, 0, (int64_t)((r->need_bytes - 1) % 4096)); /* the same again: the file ends there */
+    complete(&g, 0,
+             (int64_t)((r->need_bytes - 1) % 4096)); /* the same again: the file ends there */
     assert_int_equal(atomic_load(&g.d.ctl->a.error.set), 1);
     assert_int_equal(g.d.ctl->a.error.err, ENODATA);
     assert_int_equal(g.d.ctl->a.error.off_bytes, r->off_bytes + r->need_bytes - 1);
@@ -524,12 +554,14 @@ static void a_refused_direct_read_goes_on_buffered(void **state)
     n_direct = atomic_load(&g.d.n_files_direct);
     seek_to(&g, 0, 0);
     k3_trunkd_begin_reads(&g.d);
-    assert_true(fcntl(g.d.files[((struct k3_read *)(void *)g.fake.req[0])->file].fd, F_GETFL) & O_DIRECT);
+    assert_true(fcntl(g.d.files[((struct k3_read *)(void *)g.fake.req[0])->file].fd, F_GETFL) &
+                O_DIRECT);
     for (int i = 0; i < 4; i++)
         complete(&g, 0, -EINVAL); /* all four of them, sent before the first came back */
     assert_int_equal(g.fake.n, 4);
     assert_true(atomic_load(&g.d.n_files_direct) < n_direct);
-    assert_false(fcntl(g.d.files[((struct k3_read *)(void *)g.fake.req[0])->file].fd, F_GETFL) & O_DIRECT);
+    assert_false(fcntl(g.d.files[((struct k3_read *)(void *)g.fake.req[0])->file].fd, F_GETFL) &
+                 O_DIRECT);
     while (g.fake.n)
         complete(&g, 0, ALL);
     assert_int_equal(atomic_load(&g.d.ctl->a.error.set), 0);
@@ -583,9 +615,10 @@ static void pins_go_ahead_while_the_ring_is_full(void **state)
 
 static void widening(void **state)
 {
-    const uint16_t h[] = { 0x0000, 0x8000, 0x3c00, 0xc000, 0x7bff, 0x0400, 0x03ff, 0x0001, 0x7c00, 0xfc00, 0x3555 };
-    const float want[] = { 0.0f, -0.0f, 1.0f, -2.0f, 65504.0f, 0x1p-14f, 0x1.ff8p-15f, 0x1p-24f, INFINITY, -INFINITY,
-                           0x1.554p-2f };
+    const uint16_t h[] = { 0x0000, 0x8000, 0x3c00, 0xc000, 0x7bff, 0x0400,
+                           0x03ff, 0x0001, 0x7c00, 0xfc00, 0x3555 };
+    const float want[] = { 0.0f,         -0.0f,    1.0f,     -2.0f,     65504.0f,   0x1p-14f,
+                           0x1.ff8p-15f, 0x1p-24f, INFINITY, -INFINITY, 0x1.554p-2f };
     const uint16_t b[] = { 0x3f80, 0xff80, 0x0001 };
     float out[11];
 

@@ -28,12 +28,14 @@ static void ring_blocks(void **state)
     assert_int_equal(k3_ring_block_bytes(4 << 20, 256 << 20, 4096), 4 << 20);
     assert_int_equal(k3_ring_block_bytes(4 << 20, 2 << 20, 4096), 512 << 10);
     assert_int_equal(k3_ring_block_bytes(65537, 256 << 20, 4096), 65536);
-    assert_int_equal(k3_ring_block_bytes(64 << 10, 256 << 20, 128 << 10), 128 << 10); /* at least a page */
+    assert_int_equal(k3_ring_block_bytes(64 << 10, 256 << 20, 128 << 10),
+                     128 << 10); /* at least a page */
     /* The promise of the comment in runs.h: for all places of consumed in a page. */
     for (uint64_t ring = 2 << 20; ring <= 16 << 20; ring += 2 << 20)
         for (uint64_t consumed = 1000 * 4096; consumed < 1000 * 4096 + 4096; consumed += 5) {
             uint64_t block = k3_ring_block_bytes(4 << 20, ring, 4096);
-            uint64_t last = consumed + ring / 2 - 1, begin = last / 4096 * 4096; /* latest begin of its block */
+            uint64_t last = consumed + ring / 2 - 1,
+                     begin = last / 4096 * 4096; /* latest begin of its block */
 
             assert_true(k3_ring_has_room(begin + block + K3_TAIL_BYTES, consumed, ring, 4096));
         }
@@ -43,7 +45,8 @@ static void room(void **state)
 {
     (void)state;
     assert_true(k3_ring_has_room(2 << 20, 0, 2 << 20, 4096));
-    assert_false(k3_ring_has_room((2 << 20) + 4096, 4095, 2 << 20, 4096)); /* its page is still in use */
+    assert_false(
+        k3_ring_has_room((2 << 20) + 4096, 4095, 2 << 20, 4096)); /* its page is still in use */
     assert_true(k3_ring_has_room((2 << 20) + 4096, 4096, 2 << 20, 4096));
     assert_false(k3_ring_has_room((2 << 20) + 4097, 8191, 2 << 20, 4096));
 }
@@ -69,17 +72,24 @@ static void random_model(struct k3_model *m, uint64_t *rng, size_t n_matrices)
     m->matrices = calloc(n_matrices, sizeof(*m->matrices));
     m->pieces = calloc(n_matrices * 8, sizeof(*m->pieces));
     for (size_t i = 0; i < n_matrices; i++) {
-        uint32_t file = (uint32_t)k3_tf_below(rng, 3), n_pieces = (uint32_t)(1 + k3_tf_below(rng, 8));
+        uint32_t file = (uint32_t)k3_tf_below(rng, 3),
+                 n_pieces = (uint32_t)(1 + k3_tf_below(rng, 8));
         uint32_t cols = (uint32_t)(1 + k3_tf_below(rng, i % 2 ? 70000 : 300));
 
         if (k3_tf_below(rng, 2))
             end[file] += k3_tf_below(rng, 10000);
-        m->matrices[m->n_matrices] = (struct k3_matrix){ .off_bytes = end[file], .n_rows = n_pieces, .n_cols = cols,
-                                                         .file = (uint16_t)file, .dtype = K3_BF16, .layer = -1,
-                                                         .role = k3_tf_below(rng, 9) ? K3_W_KDA_O : K3_W_ROUTER };
+        m->matrices[m->n_matrices] = (struct k3_matrix){ .off_bytes = end[file],
+                                                         .n_rows = n_pieces,
+                                                         .n_cols = cols,
+                                                         .file = (uint16_t)file,
+                                                         .dtype = K3_BF16,
+                                                         .layer = -1,
+                                                         .role = k3_tf_below(rng, 9)
+                                                                     ? K3_W_KDA_O
+                                                                     : K3_W_ROUTER };
         for (uint32_t k = 0; k < n_pieces; k++) {
-            m->pieces[m->n_pieces++] =
-                (struct k3_piece){ (uint32_t)m->n_matrices, k, 1, 2 * cols, end[file] };
+            m->pieces[m->n_pieces++] = (struct k3_piece){ (uint32_t)m->n_matrices, k, 1, 2 * cols,
+                                                          end[file] };
             end[file] += 2 * cols;
             m->trunk_bytes += 2 * cols;
         }
@@ -93,10 +103,10 @@ static void free_model(struct k3_model *m)
     free(m->pieces);
 }
 
-/* Walks the blocks from `from` over about two passes and sees that they bring every byte of every piece, from the right
- * place, in pages that no other run's blocks touch. */
-static void check_blocks(const struct k3_model *m, const struct k3_layout *l, const struct k3_runs *runs, uint64_t from,
-                         uint64_t block_bytes)
+/* Walks the blocks from `from` over about two passes and sees that they bring every byte of every
+ * piece, from the right place, in pages that no other run's blocks touch. */
+static void check_blocks(const struct k3_model *m, const struct k3_layout *l,
+                         const struct k3_runs *runs, uint64_t from, uint64_t block_bytes)
 {
     uint64_t until = (from / l->pass_bytes + 2) * l->pass_bytes, produced = from, last_page_end = 0;
     uint64_t pos = from;
@@ -104,7 +114,8 @@ static void check_blocks(const struct k3_model *m, const struct k3_layout *l, co
     uint64_t pass = from / l->pass_bytes;
     struct k3_block b = { .next = 0 };
 
-    while (i < m->n_pieces && (l->pinned[i] || pass * l->pass_bytes + l->start[i] + m->pieces[i].len_bytes <= from))
+    while (i < m->n_pieces &&
+           (l->pinned[i] || pass * l->pass_bytes + l->start[i] + m->pieces[i].len_bytes <= from))
         i++;
     if (i == m->n_pieces) { /* from lies in the slack after the last */
         i = 0;
@@ -142,7 +153,8 @@ static void check_blocks(const struct k3_model *m, const struct k3_layout *l, co
             start = pass * l->pass_bytes + l->start[i];
             if (start < b.end) { /* (part of) it is in this block: the offsets agree */
                 assert_int_equal(m->matrices[m->pieces[i].matrix].file, b.file);
-                assert_int_equal((int64_t)(start - b.pos), (int64_t)(m->pieces[i].off_bytes - b.off_bytes));
+                assert_int_equal((int64_t)(start - b.pos),
+                                 (int64_t)(m->pieces[i].off_bytes - b.off_bytes));
             }
             if (start + m->pieces[i].len_bytes > produced) {
                 /* The next block must go on with it: nothing of it is left out. */
@@ -179,7 +191,8 @@ static void blocks_bring_every_byte(void **state)
         for (int k = 0; k < 20; k++) {
             uint64_t block = (uint64_t)align << k3_tf_below(&rng, 5);
 
-            check_blocks(&m, &l, &runs, k ? k3_tf_below(&rng, 5 * l.pass_bytes) : 0, block < 65536 ? 65536 : block);
+            check_blocks(&m, &l, &runs, k ? k3_tf_below(&rng, 5 * l.pass_bytes) : 0,
+                         block < 65536 ? 65536 : block);
         }
         k3_runs_free(&runs);
         k3_layout_free(&l);
@@ -256,7 +269,8 @@ static void budget(void **state)
     assert_int_equal(ring, 4 << 20);
     for (size_t i = 0; i < m.n_pieces; i++)
         if (pinned[i])
-            pinned_bytes += (m.pieces[i].off_bytes % 4096 + m.pieces[i].len_bytes + 4095) / 4096 * 4096;
+            pinned_bytes += (m.pieces[i].off_bytes % 4096 + m.pieces[i].len_bytes + 4095) / 4096 *
+                            4096;
     assert_in_range(pinned_bytes, all / 2 - 200000, all / 2);
     /* default ring: twice the trunk in 2 MiB pages */
     assert_int_equal(k3_trunkd_budget(&m, 4096, all, 0, &ring, pinned, &err) < 0, 1);

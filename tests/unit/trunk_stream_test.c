@@ -1,4 +1,5 @@
-/* The trunk stream from end to end: a daemon in a child process, the reader here, every byte compared with the file. */
+/* The trunk stream from end to end: a daemon in a child process, the reader here, every byte
+ * compared with the file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -19,12 +20,20 @@
 
 #include "tests/unit/trunk_fix.h"
 
-static const struct k3_tf_spec small = { .seed = 1, .n_files = 3, .n_matrices = 24, .n_residents = 9,
-                                         .row_bytes_max = 30000, .matrix_bytes_max = 2000000,
+static const struct k3_tf_spec small = { .seed = 1,
+                                         .n_files = 3,
+                                         .n_matrices = 24,
+                                         .n_residents = 9,
+                                         .row_bytes_max = 30000,
+                                         .matrix_bytes_max = 2000000,
                                          .piece_bytes = 300000 };
 /* Pieces four times the smallest ring. */
-static const struct k3_tf_spec big = { .seed = 2, .n_files = 2, .n_matrices = 3, .n_residents = 3,
-                                       .row_bytes_max = 900000, .matrix_bytes_max = 16000000,
+static const struct k3_tf_spec big = { .seed = 2,
+                                       .n_files = 2,
+                                       .n_matrices = 3,
+                                       .n_residents = 3,
+                                       .row_bytes_max = 900000,
+                                       .matrix_bytes_max = 16000000,
                                        .piece_bytes = K3_PIECE_BYTES };
 
 static uint64_t stat_value(const struct k3_tf *t, const char *name)
@@ -72,10 +81,12 @@ static void passes_with(struct k3_tf *t, const struct k3_trunkd_opt *opt, int n_
         next(r);
     }
     k3_trunk_reader_counts(r, &counts);
-    assert_int_equal(counts.ring_bytes + counts.pinned_bytes, (uint64_t)n_passes * t->m->trunk_bytes);
+    assert_int_equal(counts.ring_bytes + counts.pinned_bytes,
+                     (uint64_t)n_passes * t->m->trunk_bytes);
     assert_int_equal(counts.seeks, 1);
     assert_int_equal(counts.reattached, 0);
-    assert_int_equal(counts.pinned_bytes, (uint64_t)n_passes * k3_trunk_reader_layout(r)->pinned_payload_bytes);
+    assert_int_equal(counts.pinned_bytes,
+                     (uint64_t)n_passes * k3_trunk_reader_layout(r)->pinned_payload_bytes);
     assert_int_equal(stat_value(t, "errors"), 0);
     assert_int_equal(stat_value(t, "pinned_loaded_bytes"), stat_value(t, "pinned_bytes"));
     k3_trunk_reader_close(r);
@@ -135,11 +146,13 @@ static void no_io_uring(void)
     };
     const struct sock_fprog prog = { sizeof(code) / sizeof(code[0]), (struct sock_filter *)code };
 
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) != 0)
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) != 0)
         _exit(99);
 }
 
-/* A kernel or container without io_uring: pread, said in one line; asked for by name it is refused. */
+/* A kernel or container without io_uring: pread, said in one line; asked for by name it is refused.
+ */
 static void falls_back_to_pread(void **state)
 {
     struct k3_tf t;
@@ -155,7 +168,8 @@ static void falls_back_to_pread(void **state)
     r = k3_tf_reader(&t, 1);
     begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
-    assert_true(k3_tf_log_has(&t, "event=io_fallback io=pread reason=\"Function not implemented\""));
+    assert_true(
+        k3_tf_log_has(&t, "event=io_fallback io=pread reason=\"Function not implemented\""));
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);
     opt.io = "uring";
@@ -200,7 +214,8 @@ static void all_pinned_reads_once(void **state)
         k3_tf_walk(&t, r, t.m->n_pieces, 0);
         next(r);
     }
-    assert_in_range(stat_value(&t, "read_bytes"), t.m->trunk_bytes, t.m->trunk_bytes + 8192 * t.m->n_pieces);
+    assert_in_range(stat_value(&t, "read_bytes"), t.m->trunk_bytes,
+                    t.m->trunk_bytes + 8192 * t.m->n_pieces);
     assert_int_equal(stat_value(&t, "ring_produced_bytes"), 0);
     /* The bells ring both ways: without, most seeks would take a tick of one side or the other. */
     for (int i = 0; i < 40; i++) {
@@ -268,7 +283,8 @@ static void seeks_in_the_middle(void **state)
             else
                 next(r);
         }
-        /* After a complete pass the next one costs no seek, after half a pass of streamed pieces it does. */
+        /* After a complete pass the next one costs no seek, after half a pass of streamed pieces it
+         * does. */
         k3_tf_walk(&t, r, t.m->n_pieces, 0);
         k3_trunk_reader_counts(r, &before);
         next(r);
@@ -338,7 +354,8 @@ static void misuse_is_refused(void **state)
     r = k3_tf_reader(&t, 1);
     begin(r);
     assert_int_equal(k3_trunk_reader_rows(r, (uint32_t)t.m->n_pieces, 0, 1, &rows, &err), -EINVAL);
-    assert_int_equal(k3_trunk_reader_rows(r, 0, 0, t.m->pieces[0].n_rows + 1, &rows, &err), -EINVAL);
+    assert_int_equal(k3_trunk_reader_rows(r, 0, 0, t.m->pieces[0].n_rows + 1, &rows, &err),
+                     -EINVAL);
     assert_int_equal(k3_trunk_reader_rows(r, 0, UINT32_MAX, 2, &rows, &err), -EINVAL);
     assert_int_equal(k3_trunk_reader_rows(r, 1, 0, 1, &rows, &err), 0);
     assert_int_equal(k3_trunk_reader_rows(r, 2, 0, 1, &rows, &err), -EINVAL); /* one at a time */
@@ -350,7 +367,8 @@ static void misuse_is_refused(void **state)
     k3_tf_close(&t);
 }
 
-/* The first pass whose rows fail: the error; then the file is whole again and a seek tries again. */
+/* The first pass whose rows fail: the error; then the file is whole again and a seek tries again.
+ */
 static void fails_then_recovers(struct k3_tf *t, const struct k3_trunkd_opt *opt)
 {
     pid_t pid = k3_tf_start(t, opt);
@@ -427,7 +445,8 @@ static void a_pinned_piece_that_cannot_be_read(void **state)
     opt.io_depth = 1;
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 1);
-    assert_int_equal(truncate(t.m->files[file].path, 1), 0); /* most of it is still to be loaded, or fails on a seek */
+    assert_int_equal(truncate(t.m->files[file].path, 1),
+                     0); /* most of it is still to be loaded, or fails on a seek */
     begin(r);
     if (k3_trunk_reader_rows(r, last, 0, 1, &rows, &err) < 0) {
         assert_int_equal(err.code, -EIO);
