@@ -5,6 +5,8 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 V ?= release
 B := build/$(V)
+# Commands are shown in short; `make Q=` shows them whole.
+Q ?= @
 BIN := $(if $(filter release,$(V)),bin,$(B)/bin)
 
 WARN := -Wall -Wextra -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wshadow -Wno-missing-field-initializers
@@ -39,28 +41,34 @@ tests-build: $(PROGRAMS) $(UNITS) $(PROBES)
 %_avx512.o: ISA := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c
 $(B)/%.o: %.c Makefile
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(ALL_CFLAGS) $(ISA) -MMD -MP -c -o $@ $<
+	@echo '  CC   $<'
+	$(Q)$(CC) $(CPPFLAGS) $(ALL_CFLAGS) $(ISA) -MMD -MP -c -o $@ $<
 
 ALL_OBJ := $(ALL_SRC:%.c=$(B)/%.o)
 $(B)/libk3.a: $(ALL_OBJ)
 	@rm -f $@
-	ar rcs $@ $(ALL_OBJ)
+	@echo '  AR   $@'
+	$(Q)ar rcs $@ $(ALL_OBJ)
 
 define daemon_rule
 $(BIN)/$(1): $(B)/$(1)/main.o $(B)/libk3.a
 	@mkdir -p $$(@D)
-	$$(CC) $$(ALL_CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(LIBS)
+	@echo '  LINK $$@'
+	$$(Q)$$(CC) $$(ALL_CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(LIBS)
 endef
 $(foreach d,$(DAEMONS),$(eval $(call daemon_rule,$(d))))
 $(BIN)/%: $(B)/tools/%.o $(B)/libk3.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(B)/unit/%: $(B)/tests/unit/%.o $(UNIT_LIB_SRC:%.c=$(B)/%.o) $(B)/libk3.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
+	@echo '  LINK $@'
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 $(B)/probe/%: $(B)/tests/probe/%.o $(UNIT_LIB_SRC:%.c=$(B)/%.o) $(B)/libk3.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
+	@echo '  LINK $@'
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
 # Fuzz targets are built by clang with libFuzzer, in their own tree: make fuzz
 fuzz: ; $(MAKE) V=fuzz CC=clang fuzzers
@@ -68,7 +76,8 @@ OPT_fuzz := -O1 -g -fsanitize=fuzzer-no-link,address,undefined
 fuzzers: $(FUZZERS)
 build/fuzz/fuzz/%: build/fuzz/tests/fuzz/%.o build/fuzz/libk3.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS)
 
 check: tests-build
 	tests/run $(BIN) $(B)
