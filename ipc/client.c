@@ -1,8 +1,8 @@
 /* The client side of ipc/msg.h.
  *
- * nng's REQ socket reconnects and sends a request again by itself.  That is wrong here: a `shutdown` whose daemon is
- * already gone would shut down its successor.  So a connection that breaks ends the call (-ECONNRESET), and the
- * next call makes a new socket. */
+ * nng's REQ socket reconnects and sends a request again by itself.  That is wrong here: a
+ * `shutdown` whose daemon is already gone would shut down its successor.  So a connection that
+ * breaks ends the call (-ECONNRESET), and the next call makes a new socket. */
 #include <errno.h>
 #include <nng/nng.h>
 #include <nng/protocol/reqrep0/req.h>
@@ -45,8 +45,9 @@ static void disconnect(struct k3_client *c)
     atomic_store_explicit(&c->broken, false, memory_order_relaxed);
 }
 
-/* Dialling in nng tells a refused connection only by time, and a connection made and dropped to find out would harm
- * the server (see server.c).  So look at what is there: the socket's file, and the lock of the daemon that serves it. */
+/* Dialling in nng tells a refused connection only by time, and a connection made and dropped to
+ * find out would harm the server (see server.c).  So look at what is there: the socket's file, and
+ * the lock of the daemon that serves it. */
 static int look(const struct k3_client *c, struct k3_err *err)
 {
     char lock[680], daemon[64];
@@ -132,7 +133,8 @@ static int trouble(struct k3_client *c, int rc, int timeout_ms, struct k3_err *e
     return k3_no_peer(err, -EIO, "%s: %s", c->path, nng_strerror(rc));
 }
 
-int k3_client_call(struct k3_client *c, const cJSON *request, int timeout_ms, cJSON **reply, struct k3_err *err)
+int k3_client_call(struct k3_client *c, const cJSON *request, int timeout_ms, cJSON **reply,
+                   struct k3_err *err)
 {
     char *text;
     nng_msg *msg = NULL;
@@ -146,7 +148,8 @@ int k3_client_call(struct k3_client *c, const cJSON *request, int timeout_ms, cJ
     len = strlen(text);
     if (len > K3_MSG_MAX) {
         cJSON_free(text);
-        return k3_refuse(err, -EMSGSIZE, "request of %zu bytes to %s: at most %u", len, c->name, K3_MSG_MAX);
+        return k3_refuse(err, -EMSGSIZE, "request of %zu bytes to %s: at most %u", len, c->name,
+                         K3_MSG_MAX);
     }
     rc = reach(c, err);
     if (rc < 0) {

@@ -1,10 +1,10 @@
 /* The daemon skeleton (ipc/daemon.h).
  *
- * One thread of its own (life) takes the signals, watches the parent and begins the stop, whoever asked for it; the
- * control server has two more.  state moves only forward:
- *   STARTING -> READY      k3_daemon_ready
+ * One thread of its own (life) takes the signals, watches the parent and begins the stop, whoever
+ * asked for it; the control server has two more.  state moves only forward:
+ *   STARTING        -> READY      k3_daemon_ready
  *   STARTING, READY -> DRAINING   control command drain
- *   any -> STOPPED         k3_daemon_close */
+ *   any             -> STOPPED    k3_daemon_close */
 #include "ipc/daemon.h"
 
 #include <errno.h>
@@ -100,7 +100,8 @@ static void *life(void *arg)
         uint64_t n;
 
         (void)poll(p, 2, d->supervised ? WATCH_MS : -1);
-        /* The news is taken first and the flags are looked at afterwards: a poke between the two wakes poll again. */
+        /* The news is taken first and the flags are looked at afterwards: a poke between the two
+         * wakes poll again. */
         while (read(d->event_fd, &n, sizeof(n)) == sizeof(n))
             ;
         if (atomic_load_explicit(&d->leave, memory_order_acquire))
@@ -144,8 +145,9 @@ static void info(struct k3_daemon *d, cJSON *reply)
     cJSON_AddNumberToObject(reply, "pid", getpid());
     cJSON_AddNumberToObject(reply, "generation", d->generation);
     cJSON_AddNumberToObject(reply, "uptime_s", (double)(k3_now_ns() - d->start_ns) / 1e9);
-    cJSON_AddStringToObject(reply, "state",
-                            k3_daemon_state_name(atomic_load_explicit(&d->state, memory_order_acquire)));
+    cJSON_AddStringToObject(
+        reply, "state",
+        k3_daemon_state_name(atomic_load_explicit(&d->state, memory_order_acquire)));
     add_command_line(reply);
     pthread_mutex_lock(&d->fn_lock);
     if (d->info_fn && d->fn_on)
@@ -168,7 +170,8 @@ static int set_level(const cJSON *request, cJSON *reply, struct k3_err *err)
 
 static void move_state(struct k3_daemon *d, uint32_t from, uint32_t to)
 {
-    atomic_compare_exchange_strong_explicit(&d->state, &from, to, memory_order_acq_rel, memory_order_acquire);
+    atomic_compare_exchange_strong_explicit(&d->state, &from, to, memory_order_acq_rel,
+                                            memory_order_acquire);
     k3_daemon_beat(d);
 }
 
@@ -182,8 +185,9 @@ static void control(void *arg, const char *cmd, const cJSON *request, cJSON *rep
         cJSON_AddStringToObject(reply, "daemon", d->name);
         cJSON_AddNumberToObject(reply, "pid", getpid());
         cJSON_AddNumberToObject(reply, "generation", d->generation);
-        cJSON_AddStringToObject(reply, "state",
-                                k3_daemon_state_name(atomic_load_explicit(&d->state, memory_order_acquire)));
+        cJSON_AddStringToObject(
+            reply, "state",
+            k3_daemon_state_name(atomic_load_explicit(&d->state, memory_order_acquire)));
     } else if (strcmp(cmd, "info") == 0) {
         info(d, reply);
     } else if (strcmp(cmd, "stats") == 0) {
@@ -225,14 +229,17 @@ static int take_signals(struct k3_daemon *d, struct k3_err *err)
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
         struct sigaction old;
 
-        /* nohup and a shell's background jobs ignore SIGHUP or SIGINT on purpose.  SIGTERM always counts. */
-        if (wanted[i] != SIGTERM && sigaction(wanted[i], NULL, &old) == 0 && old.sa_handler == SIG_IGN)
+        /* nohup and a shell's background jobs ignore SIGHUP or SIGINT on purpose.  SIGTERM always
+         * counts. */
+        if (wanted[i] != SIGTERM && sigaction(wanted[i], NULL, &old) == 0 &&
+            old.sa_handler == SIG_IGN)
             continue;
         sigaddset(&set, wanted[i]);
     }
     signal(SIGPIPE, SIG_IGN);
     signal(SIGTERM, SIG_DFL);
-    /* Before any thread is made: all of them inherit the mask, and only the signalfd sees the signals. */
+    /* Before any thread is made: all of them inherit the mask, and only the signalfd sees the
+     * signals. */
     pthread_sigmask(SIG_BLOCK, &set, &d->old_mask);
     d->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     d->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -241,21 +248,22 @@ static int take_signals(struct k3_daemon *d, struct k3_err *err)
     return 0;
 }
 
-/* Asks the kernel for SIGTERM when the parent dies; the life thread compares parents as well, for a parent that died
- * before the request. */
+/* Asks the kernel for SIGTERM when the parent dies; the life thread compares parents as well, for a
+ * parent that died before the request. */
 static int watch_parent(struct k3_daemon *d, struct k3_err *err)
 {
     d->parent = getppid();
     if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0)
         return k3_fail(err, -errno, "%s: PR_SET_PDEATHSIG: %s", d->name, strerror(errno));
     if (getppid() != d->parent || (d->parent == 1 && !k3_lock_alive(d->rundir, "k3-run")))
-        return k3_no_peer(err, -ECHILD, "%s: --supervised, but the parent process is already gone", d->name);
+        return k3_no_peer(err, -ECHILD, "%s: --supervised, but the parent process is already gone",
+                          d->name);
     return 0;
 }
 
 int k3_daemon_open(struct k3_daemon **out, const char *name, const struct k3_daemon_opts *opts,
-                   const struct k3_stat_def *defs, uint32_t n_defs, k3_ctl_fn *ctl, k3_info_fn *info_fn, void *arg,
-                   struct k3_err *err)
+                   const struct k3_stat_def *defs, uint32_t n_defs, k3_ctl_fn *ctl,
+                   k3_info_fn *info_fn, void *arg, struct k3_err *err)
 {
     struct k3_daemon *d = calloc(1, sizeof(*d));
     char sock[48];
@@ -277,7 +285,8 @@ int k3_daemon_open(struct k3_daemon **out, const char *name, const struct k3_dae
     snprintf(d->name, sizeof(d->name), "%s", name);
     k3_log_open(name, level < 0 ? K3_LOG_INFO : (enum k3_log_level)level);
     if (level < 0)
-        rc = k3_refuse(err, -EINVAL, "--log-level %.40s: must be error, warn, info or debug", opts->log_level);
+        rc = k3_refuse(err, -EINVAL, "--log-level %.40s: must be error, warn, info or debug",
+                       opts->log_level);
     else
         rc = k3_rundir(d->rundir, sizeof(d->rundir), opts->instance, true, err);
     if (rc < 0)
@@ -301,8 +310,8 @@ int k3_daemon_open(struct k3_daemon **out, const char *name, const struct k3_dae
     rc = k3_server_open(&d->ctl, d->rundir, sock, CTL_CONTEXTS, control, d, err);
     if (rc < 0)
         goto fail;
-    k3_log(K3_LOG_INFO, "starting", "daemon=%s pid=%d generation=%u instance=%s version=%s", name, (int)getpid(),
-           d->generation, d->instance, K3_VERSION);
+    k3_log(K3_LOG_INFO, "starting", "daemon=%s pid=%d generation=%u instance=%s version=%s", name,
+           (int)getpid(), d->generation, d->instance, K3_VERSION);
     *out = d;
     return 0;
 fail:
@@ -327,7 +336,8 @@ void k3_daemon_ready(struct k3_daemon *d)
 {
     switch_fn(d, true);
     move_state(d, K3_STARTING, K3_READY);
-    k3_log(K3_LOG_INFO, "ready", "daemon=%s pid=%d generation=%u after_ms=%llu", d->name, (int)getpid(), d->generation,
+    k3_log(K3_LOG_INFO, "ready", "daemon=%s pid=%d generation=%u after_ms=%llu", d->name,
+           (int)getpid(), d->generation,
            (unsigned long long)((k3_now_ns() - d->start_ns) / 1000000u));
 }
 
@@ -368,7 +378,8 @@ void k3_daemon_on_stop(struct k3_daemon *d, void (*fn)(void *), void *arg)
 
 void k3_daemon_beat(struct k3_daemon *d)
 {
-    k3_stats_beat(&d->stats, (enum k3_daemon_state)atomic_load_explicit(&d->state, memory_order_acquire));
+    k3_stats_beat(&d->stats,
+                  (enum k3_daemon_state)atomic_load_explicit(&d->state, memory_order_acquire));
 }
 
 void k3_daemon_close(struct k3_daemon *d)
@@ -380,7 +391,8 @@ void k3_daemon_close(struct k3_daemon *d)
         atomic_store_explicit(&d->leave, true, memory_order_release);
         poke(d);
         pthread_join(d->life, NULL);
-        k3_log(K3_LOG_INFO, "stopped", "daemon=%s pid=%d generation=%u", d->name, (int)getpid(), d->generation);
+        k3_log(K3_LOG_INFO, "stopped", "daemon=%s pid=%d generation=%u", d->name, (int)getpid(),
+               d->generation);
     }
     atomic_store_explicit(&d->state, K3_STOPPED, memory_order_release);
     k3_daemon_beat(d);
@@ -389,7 +401,8 @@ void k3_daemon_close(struct k3_daemon *d)
         struct signalfd_siginfo si;
 
         while (read(d->signal_fd, &si, sizeof(si)) == sizeof(si))
-            ; /* a second SIGTERM must not end us, with another exit status, once it is let through again */
+            ; /* a second SIGTERM must not end us, with another exit status, once it is let through
+                 again */
         close(d->signal_fd);
     }
     if (d->event_fd >= 0)

@@ -68,8 +68,9 @@ void k3_log(enum k3_log_level level, const char *event, const char *fmt, ...)
             line[i] = '?'; /* a name from a file must not forge a second line */
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &tm);
-    append_f(line, sizeof(line), &at, " at=%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ\n", tm.tm_year + 1900, tm.tm_mon + 1,
-             tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec, now.tv_nsec / 1000000);
+    append_f(line, sizeof(line), &at, " at=%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ\n",
+             tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec,
+             now.tv_nsec / 1000000);
     while (write(STDERR_FILENO, line, at) < 0 && errno == EINTR)
         ;
 }

@@ -25,7 +25,8 @@ cJSON *k3_msg_parse(const void *data, size_t len_bytes, const char **cmd, cJSON 
 
     *cmd = NULL;
     if (len_bytes > K3_MSG_MAX) {
-        k3_refuse(&err, -EMSGSIZE, "message of %zu bytes: at most %u are taken", len_bytes, K3_MSG_MAX);
+        k3_refuse(&err, -EMSGSIZE, "message of %zu bytes: at most %u are taken", len_bytes,
+                  K3_MSG_MAX);
         goto bad;
     }
     if (len_bytes == 0) {
@@ -34,13 +35,16 @@ cJSON *k3_msg_parse(const void *data, size_t len_bytes, const char **cmd, cJSON 
     }
     root = cJSON_ParseWithLengthOpts(text, len_bytes, &end, false);
     if (!root) {
-        k3_refuse(&err, -EBADMSG, "message of %zu bytes is not JSON (byte %td)", len_bytes, end ? end - text : 0);
+        k3_refuse(&err, -EBADMSG, "message of %zu bytes is not JSON (byte %td)", len_bytes,
+                  end ? end - text : 0);
         goto bad;
     }
-    while (end < text + len_bytes && (*end == ' ' || *end == '\n' || *end == '\r' || *end == '\t' || *end == 0))
+    while (end < text + len_bytes &&
+           (*end == ' ' || *end == '\n' || *end == '\r' || *end == '\t' || *end == 0))
         end++;
     if (end != text + len_bytes) {
-        k3_refuse(&err, -EBADMSG, "message has something after its JSON object (byte %td)", end - text);
+        k3_refuse(&err, -EBADMSG, "message has something after its JSON object (byte %td)",
+                  end - text);
         goto bad;
     }
     if (!cJSON_IsObject(root)) {

@@ -17,7 +17,8 @@ int k3_parse_u64(const char *text, uint64_t min, uint64_t max, uint64_t *out)
     for (const char *p = text; *p; p++) {
         if (*p < '0' || *p > '9')
             return -EINVAL;
-        if (__builtin_mul_overflow(v, 10u, &v) || __builtin_add_overflow(v, (uint64_t)(*p - '0'), &v))
+        if (__builtin_mul_overflow(v, 10u, &v) ||
+            __builtin_add_overflow(v, (uint64_t)(*p - '0'), &v))
             return -ERANGE;
     }
     if (v < min || v > max)
@@ -116,9 +117,11 @@ static const char *nearest(const struct k3_opt *table, const char *name, size_t 
     return best;
 }
 
-static void help(const struct k3_opt *table, const char *program, const char *summary, bool operands)
+static void help(const struct k3_opt *table, const char *program, const char *summary,
+                 bool operands)
 {
-    printf("%s: %s\nusage: %s [options]%s\n\n", program, summary, program, operands ? " [operands]" : "");
+    printf("%s: %s\nusage: %s [options]%s\n\n", program, summary, program,
+           operands ? " [operands]" : "");
     for (const struct k3_opt *o = table; o->name; o++) {
         char left[64];
 
@@ -128,7 +131,8 @@ static void help(const struct k3_opt *table, const char *program, const char *su
     printf("  %-24s %s\n  %-24s %s\n", "--help", "this text", "--version", "the version");
 }
 
-static int bad_number(const char *program, const struct k3_opt *o, const char *value, const char *what)
+static int bad_number(const char *program, const struct k3_opt *o, const char *value,
+                      const char *what)
 {
     fprintf(stderr, "%s: --%s %s: must be %s", program, o->name, value, what);
     if (o->max > 0 && o->max < 1e15)
@@ -181,7 +185,8 @@ static int store_value(const struct k3_opt *o, const char *program, const char *
         break;
     case K3_OPT_SIZE:
         if (k3_parse_size(value, &u) < 0 || u < (uint64_t)o->min || u > whole)
-            return bad_number(program, o, value, "bytes with an optional suffix K, M or G, a number");
+            return bad_number(program, o, value,
+                              "bytes with an optional suffix K, M or G, a number");
         *(uint64_t *)o->to = u;
         break;
     case K3_OPT_GB:
@@ -193,8 +198,8 @@ static int store_value(const struct k3_opt *o, const char *program, const char *
     return 0;
 }
 
-bool k3_opts_parse(const struct k3_opt *table, const char *program, const char *summary, int argc, char **argv,
-                   struct k3_str_list *operands, int *status)
+bool k3_opts_parse(const struct k3_opt *table, const char *program, const char *summary, int argc,
+                   char **argv, struct k3_str_list *operands, int *status)
 {
     bool options_over = false;
 
@@ -231,7 +236,9 @@ bool k3_opts_parse(const struct k3_opt *table, const char *program, const char *
             return true;
         }
         if (arg[1] != '-') {
-            fprintf(stderr, "%s: unknown option \"%s\"; options begin with two dashes, see --help\n", program, arg);
+            fprintf(stderr,
+                    "%s: unknown option \"%s\"; options begin with two dashes, see --help\n",
+                    program, arg);
             return true;
         }
         arg += 2;
@@ -244,7 +251,8 @@ bool k3_opts_parse(const struct k3_opt *table, const char *program, const char *
             const char *hint = nearest(table, arg, len);
 
             if (hint)
-                fprintf(stderr, "%s: unknown option --%.*s; did you mean --%s?\n", program, (int)len, arg, hint);
+                fprintf(stderr, "%s: unknown option --%.*s; did you mean --%s?\n", program,
+                        (int)len, arg, hint);
             else
                 fprintf(stderr, "%s: unknown option --%.*s; see --help\n", program, (int)len, arg);
             return true;
@@ -262,7 +270,8 @@ bool k3_opts_parse(const struct k3_opt *table, const char *program, const char *
         } else if (i + 1 < argc) {
             value = argv[++i];
         } else {
-            fprintf(stderr, "%s: --%s needs a value (%s)\n", program, o->name, o->arg ? o->arg : "VALUE");
+            fprintf(stderr, "%s: --%s needs a value (%s)\n", program, o->name,
+                    o->arg ? o->arg : "VALUE");
             return true;
         }
         if (store_value(o, program, value) != 0)

@@ -1,10 +1,11 @@
 /* The server side of ipc/msg.h.
  *
- * nng 1.5.2 has a flaw that a daemon must not inherit: when a peer closes its connection before the handshake is over
- * (a client killed at the wrong moment; a client that gave up on a stopped daemon), the listener treats that as its own
- * end and never accepts again, while connections still seem to succeed.  So a keeper thread looks at the listener's
- * error count once a second; when it moved, it makes one connection of its own, and when that does not arrive it makes
- * the listener anew. */
+ * nng 1.5.2 has a flaw that a daemon must not inherit: when a peer closes its connection before the
+ * handshake is over (a client killed at the wrong moment; a client that gave up on a stopped
+ * daemon), the listener treats that as its own end and never accepts again, while connections still
+ * seem to succeed.  So a keeper thread looks at the listener's error count once a second; when it
+ * moved, it makes one connection of its own, and when that does not arrive it makes the listener
+ * anew. */
 #include <errno.h>
 #include <nng/nng.h>
 #include <nng/protocol/reqrep0/rep.h>
@@ -21,8 +22,9 @@
 #include "ipc/msg.h"
 
 #ifdef __SANITIZE_ADDRESS__
-/* nng 1.5.2 never frees a listener that is closed while a connection waits in it: about 13 KB each time that the keeper
- * had to act.  Without this the address sanitizer would fail whatever test makes that happen. */
+/* nng 1.5.2 never frees a listener that is closed while a connection waits in it: about 13 KB each
+ * time that the keeper had to act.  Without this the address sanitizer would fail whatever test
+ * makes that happen. */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
@@ -75,8 +77,11 @@ static nng_msg *answer(struct k3_server *s, nng_msg *request)
     text = cJSON_PrintUnformatted(reply);
     cJSON_Delete(reply);
     if (nng_msg_alloc(&out, 0) == 0 &&
-        nng_msg_append(out, text ? text : "{\"ok\":false,\"error\":\"out of memory\",\"code\":1,\"errno\":\"ENOMEM\"}",
-                       text ? strlen(text) : 65) != 0) {
+        nng_msg_append(
+            out,
+            text ? text
+                 : "{\"ok\":false,\"error\":\"out of memory\",\"code\":1,\"errno\":\"ENOMEM\"}",
+            text ? strlen(text) : 65) != 0) {
         nng_msg_free(out);
         out = NULL;
     }
@@ -141,7 +146,8 @@ static int listen_anew(struct k3_server *s)
     rc = nng_listener_create(&s->listener, s->sock, url);
     if (rc == 0)
         rc = nng_listener_set_int(s->listener, NNG_OPT_IPC_PERMISSIONS, 0600);
-    /* Twice the limit gets in, so that a message a little too large is answered and not just cut off. */
+    /* Twice the limit gets in, so that a message a little too large is answered and not just cut
+     * off. */
     if (rc == 0)
         rc = nng_listener_set_size(s->listener, NNG_OPT_RECVMAXSZ, 2 * (size_t)K3_MSG_MAX);
     if (rc == 0)
@@ -176,7 +182,8 @@ static uint64_t listener_errors(const struct k3_server *s)
     return n;
 }
 
-/* Waits, at most wait_ns, until more than n_accepted connections have come or the server ends.  Lock held. */
+/* Waits, at most wait_ns, until more than n_accepted connections have come or the server ends. Lock
+ * held. */
 static void wait_news(struct k3_server *s, uint64_t wait_ns, uint64_t n_accepted)
 {
     struct timespec until;
@@ -240,7 +247,8 @@ static void *keep(void *arg)
                 nng_listener_close(s->listener);
                 unlink(s->path);
                 rc = listen_anew(s);
-                k3_log(rc == 0 ? K3_LOG_WARN : K3_LOG_ERROR, "socket_renewed", "path=%s text=\"%s\"", s->path,
+                k3_log(rc == 0 ? K3_LOG_WARN : K3_LOG_ERROR, "socket_renewed",
+                       "path=%s text=\"%s\"", s->path,
                        rc == 0 ? "a connection broke in its handshake" : nng_strerror(rc));
             }
             errors = listener_errors(s);
@@ -251,8 +259,8 @@ static void *keep(void *arg)
     return NULL;
 }
 
-int k3_server_open(struct k3_server **out, const char *rundir, const char *name, unsigned n_contexts,
-                   k3_serve_fn *fn, void *arg, struct k3_err *err)
+int k3_server_open(struct k3_server **out, const char *rundir, const char *name,
+                   unsigned n_contexts, k3_serve_fn *fn, void *arg, struct k3_err *err)
 {
     struct k3_server *s = calloc(1, sizeof(*s) + n_contexts * sizeof(struct context));
     pthread_condattr_t attr;
@@ -269,7 +277,8 @@ int k3_server_open(struct k3_server **out, const char *rundir, const char *name,
     pthread_cond_init(&s->news, &attr);
     pthread_condattr_destroy(&attr);
     snprintf(s->path, sizeof(s->path), "%s/%s", rundir, name);
-    unlink(s->path); /* left by a killed predecessor: the caller holds the daemon's lock, so nobody serves it */
+    unlink(s->path); /* left by a killed predecessor: the caller holds the daemon's lock, so nobody
+                        serves it */
     rc = nng_rep0_open(&s->sock);
     s->has_sock = rc == 0;
     if (rc == 0)
@@ -308,7 +317,8 @@ void k3_server_close(struct k3_server *s)
     pthread_mutex_lock(&s->lock);
     s->leave = true;
     pthread_cond_broadcast(&s->news);
-    while (s->n_busy > 0) /* who asked for the shutdown wants its answer; the threads are joined below in any case */
+    while (s->n_busy > 0) /* who asked for the shutdown wants its answer; the threads are joined
+                             below in any case */
         pthread_cond_wait(&s->news, &s->lock);
     pthread_mutex_unlock(&s->lock);
     if (s->has_keeper)

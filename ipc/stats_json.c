@@ -53,7 +53,8 @@ void k3_stats_json(const struct k3_stats *s, cJSON *to)
     cJSON_AddStringToObject(to, "instance", p->instance);
     cJSON_AddNumberToObject(to, "pid", p->pid);
     cJSON_AddNumberToObject(to, "generation", p->generation);
-    cJSON_AddStringToObject(to, "state", k3_daemon_state_name(atomic_load_explicit(&p->state, memory_order_relaxed)));
+    cJSON_AddStringToObject(
+        to, "state", k3_daemon_state_name(atomic_load_explicit(&p->state, memory_order_relaxed)));
     add_u64(to, "start_unix_ns", p->start_unix_ns);
     add_u64(to, "heartbeat_age_ns", now > beat ? now - beat : 0);
     stats = cJSON_AddObjectToObject(to, "stats");

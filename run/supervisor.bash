@@ -131,7 +131,8 @@ member_ended() { # member_ended NAME STATUS
         m_state[$n]=waiting
         set_now_ms
         m_due[$n]=$((now_ms + m_delay[$n]))
-        say error member_failed "name=$n pid=${m_pid[$n]} $how next_try_ms=${m_delay[$n]} text=\"$(reason_of "$n" | tr '"' "'")\""
+        line="name=$n pid=${m_pid[$n]} $how next_try_ms=${m_delay[$n]}"
+        say error member_failed "$line text=\"$(reason_of "$n" | tr '"' "'")\""
     fi
     write_members
 }
@@ -188,12 +189,17 @@ waiter_ended() { # waiter_ended STATUS: of k3ctl wait
     exit 1
 }
 
+refuse_use() { # refuse_use HOLDER
+    local text="instance \"$instance\" is in use by $1; choose another --instance, or stop it"
+    text+=" with: k3-run down --instance $instance"
+    report "failed 2 $text"
+    [ -n "$detached" ] || echo "k3-run: $text" >&2
+    exit 2
+}
 take_instance_lock() {
     exec {lock_fd}<>"$lock_file"
     if ! flock -n "$lock_fd"; then
-        report "failed 2 instance \"$instance\" is in use by k3-run pid $(lock_pid "$lock_file"); choose another --instance, or stop it with: k3-run down --instance $instance"
-        [ -n "$detached" ] || echo "k3-run: instance \"$instance\" is in use by k3-run pid $(lock_pid "$lock_file")" >&2
-        exit 2
+        refuse_use "k3-run pid $(lock_pid "$lock_file")"
     fi
     # `down` may have removed the file between our open and our lock.
     if [ ! "/proc/$$/fd/$lock_fd" -ef "$lock_file" ]; then
@@ -203,15 +209,12 @@ take_instance_lock() {
     echo "1 $$" >"$lock_file"
     # Daemons of a supervisor that was killed leave within seconds; one that stays was started by hand, and taking this
     # instance would end in removing its segments.
-    local n until=$((SECONDS + 5)) text
+    local n until=$((SECONDS + 5))
     for n in "${member_names[@]}"; do
         while lock_held "$run_dir/$n.lock" && [ $SECONDS -lt $until ]; do sleep 0.05 {lock_fd}>&- 3>&-; done
         if lock_held "$run_dir/$n.lock"; then
-            text="instance \"$instance\" is in use by $n pid $(lock_pid "$run_dir/$n.lock"), which no k3-run has started; choose another --instance, or stop it with: k3-run down --instance $instance"
-            report "failed 2 $text"
-            [ -n "$detached" ] || echo "k3-run: $text" >&2
             rm -f -- "$lock_file"
-            exit 2
+            refuse_use "$n pid $(lock_pid "$run_dir/$n.lock"), which no k3-run has started"
         fi
     done
 }

@@ -13,7 +13,8 @@
 #define K3_BELL_POINT(letter) ((void)0)
 #endif
 
-int k3_bell_wait(_Atomic uint32_t *seq, _Atomic uint32_t *sleepers, uint32_t seen, uint64_t timeout_ns)
+int k3_bell_wait(_Atomic uint32_t *seq, _Atomic uint32_t *sleepers, uint32_t seen,
+                 uint64_t timeout_ns)
 {
     struct timespec ts = { (time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u) };
     int rc = 0;
@@ -21,7 +22,8 @@ int k3_bell_wait(_Atomic uint32_t *seq, _Atomic uint32_t *sleepers, uint32_t see
     atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);    /* S: either S sees R, */
     K3_BELL_POINT('S');                                              /*    or R sees S      */
     if (atomic_load_explicit(seq, memory_order_seq_cst) == seen) {
-        /* FUTEX_WAIT without PRIVATE: the word is shared between processes.  The kernel compares once more. */
+        /* FUTEX_WAIT without PRIVATE: the word is shared between processes.  The kernel compares
+         * once more. */
         if (syscall(SYS_futex, (uint32_t *)(void *)seq, FUTEX_WAIT, seen, &ts, NULL, 0) != 0)
             rc = -errno;
     }

@@ -20,16 +20,18 @@ static int own_dir(const char *path, bool create, struct k3_err *err)
     struct stat st;
 
     if (create && mkdir(path, 0700) != 0 && errno != EEXIST)
-        return k3_refuse(err, -errno, "run directory %s: cannot be made: %s", path, strerror(errno));
+        return k3_refuse(err, -errno, "run directory %s: cannot be made: %s", path,
+                         strerror(errno));
     if (lstat(path, &st) != 0) {
         if (errno == ENOENT)
             return k3_fail(err, -ENOENT, "run directory %s: not there", path);
         return k3_refuse(err, -errno, "run directory %s: %s", path, strerror(errno));
     }
     if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077) != 0)
-        return k3_refuse(err, -EPERM,
-                         "run directory %s: mode %04o owner %u, must be a directory of mode 0700 and owner %u", path,
-                         (unsigned)(st.st_mode & 07777), (unsigned)st.st_uid, (unsigned)geteuid());
+        return k3_refuse(
+            err, -EPERM,
+            "run directory %s: mode %04o owner %u, must be a directory of mode 0700 and owner %u",
+            path, (unsigned)(st.st_mode & 07777), (unsigned)st.st_uid, (unsigned)geteuid());
     return 0;
 }
 
@@ -45,11 +47,14 @@ int k3_rundir(char *out, size_t len, const char *instance, bool create, struct k
         n = snprintf(parent, sizeof(parent), "%s/k3", xdg);
     else
         n = snprintf(parent, sizeof(parent), "/tmp/k3-%u", (unsigned)geteuid());
-    if (n < 0 || (size_t)n >= sizeof(parent) || (size_t)n + 1 + strlen(instance) + LONGEST_FILE > SOCKET_PATH_MAX ||
+    if (n < 0 || (size_t)n >= sizeof(parent) ||
+        (size_t)n + 1 + strlen(instance) + LONGEST_FILE > SOCKET_PATH_MAX ||
         (size_t)n + 1 + strlen(instance) >= len)
-        return k3_refuse(err, -ENAMETOOLONG,
-                         "run directory %.200s/%s: too long for a socket's path, at most %d characters fit (see "
-                         "XDG_RUNTIME_DIR, --instance)", parent, instance, SOCKET_PATH_MAX - LONGEST_FILE);
+        return k3_refuse(
+            err, -ENAMETOOLONG,
+            "run directory %.200s/%s: too long for a socket's path, at most %d characters fit (see "
+            "XDG_RUNTIME_DIR, --instance)",
+            parent, instance, SOCKET_PATH_MAX - LONGEST_FILE);
     snprintf(out, len, "%s/%s", parent, instance);
     rc = own_dir(parent, create, err);
     return rc < 0 ? rc : own_dir(out, create, err);
@@ -79,7 +84,8 @@ static void read_lock_text(int fd, uint32_t *generation, long *pid)
     *pid = p;
 }
 
-int k3_lock_take(int *fd, uint32_t *generation, const char *rundir, const char *daemon, struct k3_err *err)
+int k3_lock_take(int *fd, uint32_t *generation, const char *rundir, const char *daemon,
+                 struct k3_err *err)
 {
     char path[640], text[64];
     long pid = 0;
@@ -114,14 +120,17 @@ int k3_lock_take(int *fd, uint32_t *generation, const char *rundir, const char *
         read_lock_text(f, &gen, &pid);
         close(f);
     }
-    return k3_refuse(err, -EBUSY, "%s: already running in this instance as pid %ld (lock %s); choose another --instance",
-                     daemon, pid, path);
+    return k3_refuse(
+        err, -EBUSY,
+        "%s: already running in this instance as pid %ld (lock %s); choose another --instance",
+        daemon, pid, path);
 locked:
     read_lock_text(f, &gen, &pid);
     gen = gen == UINT32_MAX ? 1 : gen + 1;
     n = snprintf(text, sizeof(text), "%" PRIu32 " %ld\n", gen, (long)getpid());
     if (pwrite(f, text, (size_t)n, 0) != n || ftruncate(f, n) != 0) {
-        n = k3_fail(err, errno ? -errno : -EIO, "lock %s: cannot write the generation: %s", path, strerror(errno));
+        n = k3_fail(err, errno ? -errno : -EIO, "lock %s: cannot write the generation: %s", path,
+                    strerror(errno));
         close(f);
         return n;
     }

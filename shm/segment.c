@@ -29,7 +29,8 @@ int k3_instance_check(const char *instance, struct k3_err *err)
 
     if (len < 1 || len > 32 ||
         strspn(instance, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") != len)
-        return k3_refuse(err, -EINVAL, "instance name \"%.64s\": must be 1 to 32 characters of A-Z a-z 0-9 _ -",
+        return k3_refuse(err, -EINVAL,
+                         "instance name \"%.64s\": must be 1 to 32 characters of A-Z a-z 0-9 _ -",
                          instance);
     return 0;
 }
@@ -87,15 +88,19 @@ static int refuse_size(struct k3_err *err, int code, const char *name, uint64_t 
     }
     if (statvfs(SHM_DIR, &fs) != 0)
         return k3_refuse(err, code, "segment %s: cannot reserve %s in " SHM_DIR ": %s; %s", name,
-                         human(asked, sizeof(asked), len_bytes), strerror(-code), shrink_hint(what ? what : ""));
-    return k3_refuse(err, code, "segment %s: asked for %s, " SHM_DIR " has %s free of %s; %s, or enlarge " SHM_DIR,
+                         human(asked, sizeof(asked), len_bytes), strerror(-code),
+                         shrink_hint(what ? what : ""));
+    return k3_refuse(err, code,
+                     "segment %s: asked for %s, " SHM_DIR
+                     " has %s free of %s; %s, or enlarge " SHM_DIR,
                      name, human(asked, sizeof(asked), len_bytes),
                      human(there, sizeof(there), (uint64_t)fs.f_bavail * fs.f_frsize),
                      human(whole, sizeof(whole), (uint64_t)fs.f_blocks * fs.f_frsize),
                      shrink_hint(what ? what : ""));
 }
 
-/* Reserves address space for len bytes at a multiple of 2 MiB, so that huge pages can be mapped there. */
+/* Reserves address space for len bytes at a multiple of 2 MiB, so that huge pages can be mapped
+ * there. */
 static uint8_t *reserve_aligned(uint64_t len_bytes)
 {
     uint8_t *raw, *at;
@@ -125,26 +130,28 @@ static int map_whole(struct k3_seg *s, bool writable, struct k3_err *err)
         uint8_t *at = reserve_aligned(s->len_bytes);
 
         if (!at)
-            return k3_fail(err, -ENOMEM, "segment %s: no address space for %" PRIu64 " bytes", s->name, s->len_bytes);
+            return k3_fail(err, -ENOMEM, "segment %s: no address space for %" PRIu64 " bytes",
+                           s->name, s->len_bytes);
         p = mmap(at, s->len_bytes, prot, MAP_SHARED | MAP_FIXED, s->fd, 0);
         if (p == MAP_FAILED) {
             int code = -errno;
 
             munmap(at, s->len_bytes);
-            return k3_fail(err, code, "segment %s: mmap of %" PRIu64 " bytes: %s", s->name, s->len_bytes,
-                           strerror(-code));
+            return k3_fail(err, code, "segment %s: mmap of %" PRIu64 " bytes: %s", s->name,
+                           s->len_bytes, strerror(-code));
         }
     } else {
         p = mmap(NULL, s->len_bytes, prot, MAP_SHARED, s->fd, 0);
         if (p == MAP_FAILED)
-            return k3_fail(err, -errno, "segment %s: mmap of %" PRIu64 " bytes: %s", s->name, s->len_bytes,
-                           strerror(errno));
+            return k3_fail(err, -errno, "segment %s: mmap of %" PRIu64 " bytes: %s", s->name,
+                           s->len_bytes, strerror(errno));
     }
     s->base = p;
     return 0;
 }
 
-int k3_seg_create(struct k3_seg *s, const char *instance, const char *what, uint64_t len_bytes, struct k3_err *err)
+int k3_seg_create(struct k3_seg *s, const char *instance, const char *what, uint64_t len_bytes,
+                  struct k3_err *err)
 {
     struct statvfs fs;
     int rc;
@@ -153,12 +160,14 @@ int k3_seg_create(struct k3_seg *s, const char *instance, const char *what, uint
     if (len_bytes == 0 || len_bytes > INT64_MAX)
         return k3_fail(err, -EINVAL, "segment %s: impossible length %" PRIu64, what, len_bytes);
     k3_seg_name(s->name, sizeof(s->name), instance, what);
-    if (statvfs(SHM_DIR, &fs) == 0 && fs.f_blocks > 0 && (uint64_t)fs.f_bavail * fs.f_frsize < len_bytes)
+    if (statvfs(SHM_DIR, &fs) == 0 && fs.f_blocks > 0 &&
+        (uint64_t)fs.f_bavail * fs.f_frsize < len_bytes)
         return refuse_size(err, -ENOSPC, s->name, len_bytes);
     /* Nameless until published: a maker that dies before leaves nothing behind. */
     s->fd = open(SHM_DIR, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (s->fd < 0)
-        return k3_fail(err, -errno, "segment %s: cannot make a file in " SHM_DIR ": %s", s->name, strerror(errno));
+        return k3_fail(err, -errno, "segment %s: cannot make a file in " SHM_DIR ": %s", s->name,
+                       strerror(errno));
     s->len_bytes = len_bytes;
     rc = fallocate_all(s->fd, 0, len_bytes);
     if (rc < 0) {
@@ -181,8 +190,8 @@ int k3_seg_publish(struct k3_seg *s, struct k3_err *err)
     snprintf(self, sizeof(self), "/proc/self/fd/%d", s->fd);
     seg_path(path, sizeof(path), s->name);
     snprintf(tmp, sizeof(tmp), "%s.new", path);
-    /* linkat cannot replace a name and rename can.  A ".new" that is there was left by a maker that died between
-     * the two; the daemon's lock keeps two live makers apart. */
+    /* linkat cannot replace a name and rename can.  A ".new" that is there was left by a maker that
+     * died between the two; the daemon's lock keeps two live makers apart. */
     rc = linkat(AT_FDCWD, self, AT_FDCWD, tmp, AT_SYMLINK_FOLLOW);
     if (rc != 0 && errno == EEXIST) {
         unlink(tmp);
@@ -198,7 +207,8 @@ int k3_seg_publish(struct k3_seg *s, struct k3_err *err)
     return 0;
 }
 
-int k3_seg_open(struct k3_seg *s, const char *instance, const char *what, bool writable, struct k3_err *err)
+int k3_seg_open(struct k3_seg *s, const char *instance, const char *what, bool writable,
+                struct k3_err *err)
 {
     char path[sizeof(s->name) + 16];
     struct stat st;
@@ -216,8 +226,8 @@ int k3_seg_open(struct k3_seg *s, const char *instance, const char *what, bool w
     if (fstat(s->fd, &st) != 0)
         rc = k3_fail(err, -errno, "segment %s: %s", s->name, strerror(errno));
     else if (!S_ISREG(st.st_mode) || st.st_uid != geteuid())
-        rc = k3_refuse(err, -EPERM, "segment %s: owned by uid %u, must be a file of uid %u", s->name,
-                       (unsigned)st.st_uid, (unsigned)geteuid());
+        rc = k3_refuse(err, -EPERM, "segment %s: owned by uid %u, must be a file of uid %u",
+                       s->name, (unsigned)st.st_uid, (unsigned)geteuid());
     else if (st.st_size <= 0)
         rc = k3_fail(err, -EPROTO, "segment %s: empty", s->name);
     else {
@@ -264,9 +274,10 @@ int k3_seg_renew(struct k3_seg *s, uint64_t off_bytes, uint64_t len_bytes, struc
     uint64_t end;
     int rc;
 
-    if (__builtin_add_overflow(off_bytes, len_bytes, &end) || end > s->len_bytes || off_bytes % 4096 ||
-        (len_bytes % 4096 && end != s->len_bytes))
-        return k3_fail(err, -EINVAL, "segment %s: cannot renew [%" PRIu64 ", +%" PRIu64 ") of %" PRIu64 " bytes",
+    if (__builtin_add_overflow(off_bytes, len_bytes, &end) || end > s->len_bytes ||
+        off_bytes % 4096 || (len_bytes % 4096 && end != s->len_bytes))
+        return k3_fail(err, -EINVAL,
+                       "segment %s: cannot renew [%" PRIu64 ", +%" PRIu64 ") of %" PRIu64 " bytes",
                        s->name, off_bytes, len_bytes, s->len_bytes);
     if (len_bytes == 0)
         return 0;
@@ -275,19 +286,22 @@ int k3_seg_renew(struct k3_seg *s, uint64_t off_bytes, uint64_t len_bytes, struc
         off_t left;
 
         do
-            rc = fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off_bytes, (off_t)len_bytes);
+            rc = fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off_bytes,
+                           (off_t)len_bytes);
         while (rc != 0 && errno == EINTR);
         if (rc != 0)
-            return k3_fail(err, -errno, "segment %s: punching [%" PRIu64 ", +%" PRIu64 "): %s", s->name, off_bytes,
-                           len_bytes, strerror(errno));
-        /* A huge page that lies only partly in the range cannot be split while a read is in flight into it: its part
-         * is zeroed, stays in place, and the read still lands there.  So punch until nothing is left. */
+            return k3_fail(err, -errno, "segment %s: punching [%" PRIu64 ", +%" PRIu64 "): %s",
+                           s->name, off_bytes, len_bytes, strerror(errno));
+        /* A huge page that lies only partly in the range cannot be split while a read is in flight
+         * into it: its part is zeroed, stays in place, and the read still lands there.  So punch
+         * until nothing is left. */
         left = lseek(s->fd, (off_t)off_bytes, SEEK_DATA);
         if (left < 0 || (uint64_t)left >= end)
             break;
         if (waited_ms >= RENEW_MAX_MS)
-            return k3_fail(err, -EBUSY, "segment %s: a read is still in flight at %" PRIu64 " after %u ms", s->name,
-                           (uint64_t)left, waited_ms);
+            return k3_fail(err, -EBUSY,
+                           "segment %s: a read is still in flight at %" PRIu64 " after %u ms",
+                           s->name, (uint64_t)left, waited_ms);
         nanosleep(&ms, NULL);
     }
     rc = fallocate_all(s->fd, off_bytes, len_bytes);
@@ -311,7 +325,8 @@ static uint64_t pmd_mapped(const void *addr, uint64_t len_bytes)
         if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &a, &b) == 2) {
             lo = a;
             hi = b;
-        } else if (lo < first + len_bytes && hi > first && sscanf(line, "ShmemPmdMapped: %" SCNu64, &kb) == 1) {
+        } else if (lo < first + len_bytes && hi > first &&
+                   sscanf(line, "ShmemPmdMapped: %" SCNu64, &kb) == 1) {
             sum += kb * 1024;
         }
     }
@@ -335,23 +350,26 @@ uint64_t k3_seg_collapse(void *addr, uint64_t len_bytes)
     return pmd_mapped(addr, len_bytes);
 }
 
-int k3_ring_map(const struct k3_seg *s, uint64_t off_bytes, uint64_t len_bytes, bool writable, uint8_t **out,
-                struct k3_err *err)
+int k3_ring_map(const struct k3_seg *s, uint64_t off_bytes, uint64_t len_bytes, bool writable,
+                uint8_t **out, struct k3_err *err)
 {
     int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
     uint64_t end, twice;
     uint8_t *at;
 
-    if (__builtin_add_overflow(off_bytes, len_bytes, &end) || __builtin_add_overflow(len_bytes, len_bytes, &twice) ||
-        end > s->len_bytes || len_bytes == 0 || off_bytes % 4096 || len_bytes % 4096)
-        return k3_fail(err, -EINVAL, "segment %s: no ring at [%" PRIu64 ", +%" PRIu64 ") of %" PRIu64 " bytes", s->name,
-                       off_bytes, len_bytes, s->len_bytes);
+    if (__builtin_add_overflow(off_bytes, len_bytes, &end) ||
+        __builtin_add_overflow(len_bytes, len_bytes, &twice) || end > s->len_bytes ||
+        len_bytes == 0 || off_bytes % 4096 || len_bytes % 4096)
+        return k3_fail(err, -EINVAL,
+                       "segment %s: no ring at [%" PRIu64 ", +%" PRIu64 ") of %" PRIu64 " bytes",
+                       s->name, off_bytes, len_bytes, s->len_bytes);
     at = reserve_aligned(twice);
     if (!at)
-        return k3_fail(err, -ENOMEM, "segment %s: no address space for a ring of %" PRIu64 " bytes", s->name, len_bytes);
+        return k3_fail(err, -ENOMEM, "segment %s: no address space for a ring of %" PRIu64 " bytes",
+                       s->name, len_bytes);
     for (int i = 0; i < 2; i++)
-        if (mmap(at + (uint64_t)i * len_bytes, len_bytes, prot, MAP_SHARED | MAP_FIXED, s->fd, (off_t)off_bytes) ==
-            MAP_FAILED) {
+        if (mmap(at + (uint64_t)i * len_bytes, len_bytes, prot, MAP_SHARED | MAP_FIXED, s->fd,
+                 (off_t)off_bytes) == MAP_FAILED) {
             int code = -errno;
 
             munmap(at, twice);

@@ -19,8 +19,9 @@ static void page_name(char *out, size_t len, const char *daemon)
     snprintf(out, len, "%s.stats", daemon);
 }
 
-int k3_stats_create(struct k3_stats *s, const char *instance, const char *daemon, uint32_t generation,
-                    const struct k3_stat_def *defs, uint32_t n_defs, struct k3_err *err)
+int k3_stats_create(struct k3_stats *s, const char *instance, const char *daemon,
+                    uint32_t generation, const struct k3_stat_def *defs, uint32_t n_defs,
+                    struct k3_err *err)
 {
     char what[64];
     uint64_t entries_off = (sizeof(struct k3_stats_page) + 63) & ~(uint64_t)63, values_off;
@@ -32,15 +33,18 @@ int k3_stats_create(struct k3_stats *s, const char *instance, const char *daemon
     memset(s, 0, sizeof(*s));
     s->seg.fd = -1;
     for (uint32_t i = 0; i < n_defs; i++) {
-        if (strlen(defs[i].name) >= sizeof(s->entry->name) || strlen(defs[i].unit) >= sizeof(s->entry->unit) ||
+        if (strlen(defs[i].name) >= sizeof(s->entry->name) ||
+            strlen(defs[i].unit) >= sizeof(s->entry->unit) ||
             strlen(defs[i].help) >= sizeof(s->entry->help))
-            return k3_fail(err, -ENAMETOOLONG, "statistic %s of %s: name, unit or help does not fit its page",
+            return k3_fail(err, -ENAMETOOLONG,
+                           "statistic %s of %s: name, unit or help does not fit its page",
                            defs[i].name, daemon);
         n_values += kind_values(defs[i].kind);
     }
     values_off = (entries_off + n_defs * sizeof(struct k3_stat_entry) + 63) & ~(uint64_t)63;
     page_name(what, sizeof(what), daemon);
-    rc = k3_seg_create(&s->seg, instance, what, values_off + (n_values ? n_values : 1) * sizeof(uint64_t), err);
+    rc = k3_seg_create(&s->seg, instance, what,
+                       values_off + (n_values ? n_values : 1) * sizeof(uint64_t), err);
     if (rc < 0)
         return rc;
     p = (struct k3_stats_page *)s->seg.base;
@@ -109,7 +113,8 @@ void k3_stat_hist(struct k3_stats *s, uint32_t id, uint64_t v)
     if (bucket >= K3_HIST_BUCKETS)
         bucket = K3_HIST_BUCKETS - 1;
     atomic_fetch_add_explicit(&s->value[s->entry[id].value + bucket], 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&s->value[s->entry[id].value + K3_HIST_BUCKETS], v, memory_order_relaxed);
+    atomic_fetch_add_explicit(&s->value[s->entry[id].value + K3_HIST_BUCKETS], v,
+                              memory_order_relaxed);
 }
 
 void k3_stats_beat(struct k3_stats *s, enum k3_daemon_state state)
@@ -119,7 +124,8 @@ void k3_stats_beat(struct k3_stats *s, enum k3_daemon_state state)
     if (!s->page)
         return;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    atomic_store_explicit(&s->page->heartbeat_ns, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec,
+    atomic_store_explicit(&s->page->heartbeat_ns,
+                          (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec,
                           memory_order_relaxed);
     atomic_store_explicit(&s->page->state, (uint32_t)state, memory_order_relaxed);
 }
@@ -138,21 +144,24 @@ static int check_page(const struct k3_seg *seg, struct k3_err *err)
     if (seg->len_bytes < sizeof(*p) || p->magic != K3_STATS_MAGIC)
         return k3_fail(err, -EPROTO, "statistics page %s: not one of ours", seg->name);
     if (p->version != K3_STATS_VERSION)
-        return k3_fail(err, -EPROTO, "statistics page %s: version %u, this program reads %u", seg->name, p->version,
-                       K3_STATS_VERSION);
-    if (p->n_entries > MAX_ENTRIES || p->n_values > MAX_ENTRIES * HIST_VALUES || p->entries_off % 8 ||
-        p->values_off % 8 || p->entries_off < sizeof(*p) ||
-        __builtin_add_overflow(p->entries_off, p->n_entries * sizeof(struct k3_stat_entry), &entries_end) ||
+        return k3_fail(err, -EPROTO, "statistics page %s: version %u, this program reads %u",
+                       seg->name, p->version, K3_STATS_VERSION);
+    if (p->n_entries > MAX_ENTRIES || p->n_values > MAX_ENTRIES * HIST_VALUES ||
+        p->entries_off % 8 || p->values_off % 8 || p->entries_off < sizeof(*p) ||
+        __builtin_add_overflow(p->entries_off, p->n_entries * sizeof(struct k3_stat_entry),
+                               &entries_end) ||
         __builtin_add_overflow(p->values_off, p->n_values * sizeof(uint64_t), &values_end) ||
-        entries_end > seg->len_bytes || values_end > seg->len_bytes || p->values_off < entries_end ||
-        !text_ends(p->daemon, sizeof(p->daemon)) || !text_ends(p->instance, sizeof(p->instance)))
+        entries_end > seg->len_bytes || values_end > seg->len_bytes ||
+        p->values_off < entries_end || !text_ends(p->daemon, sizeof(p->daemon)) ||
+        !text_ends(p->instance, sizeof(p->instance)))
         return k3_fail(err, -EPROTO, "statistics page %s: damaged header", seg->name);
     for (uint32_t i = 0; i < p->n_entries; i++) {
-        const struct k3_stat_entry *e = (const struct k3_stat_entry *)(seg->base + p->entries_off) + i;
+        const struct k3_stat_entry *e =
+            (const struct k3_stat_entry *)(seg->base + p->entries_off) + i;
 
         if (!text_ends(e->name, sizeof(e->name)) || !text_ends(e->unit, sizeof(e->unit)) ||
-            !text_ends(e->help, sizeof(e->help)) || e->kind > K3_HISTOGRAM || e->value > p->n_values ||
-            p->n_values - e->value < kind_values(e->kind))
+            !text_ends(e->help, sizeof(e->help)) || e->kind > K3_HISTOGRAM ||
+            e->value > p->n_values || p->n_values - e->value < kind_values(e->kind))
             return k3_fail(err, -EPROTO, "statistics page %s: damaged entry %u", seg->name, i);
     }
     return 0;

@@ -12,8 +12,8 @@
 #define ANSWER_MS 3000
 #define LOOK_MS 50
 
-static int call(const struct k3_ctl_opt *o, const char *socket, cJSON *request, int timeout_ms, cJSON **reply,
-                struct k3_err *err)
+static int call(const struct k3_ctl_opt *o, const char *socket, cJSON *request, int timeout_ms,
+                cJSON **reply, struct k3_err *err)
 {
     struct k3_client *c;
     int rc = k3_client_open(&c, o->rundir, socket, err);
@@ -25,7 +25,8 @@ static int call(const struct k3_ctl_opt *o, const char *socket, cJSON *request, 
         const cJSON *text = cJSON_GetObjectItemCaseSensitive(*reply, "error");
         const cJSON *code = cJSON_GetObjectItemCaseSensitive(*reply, "code");
 
-        rc = k3_fail(err, -EREMOTEIO, "%s", cJSON_IsString(text) ? text->valuestring : "refused without words");
+        rc = k3_fail(err, -EREMOTEIO, "%s",
+                     cJSON_IsString(text) ? text->valuestring : "refused without words");
         if (err && cJSON_IsNumber(code) && code->valueint > 0 && code->valueint < 256)
             err->exit_status = code->valueint;
         cJSON_Delete(*reply);
@@ -34,8 +35,8 @@ static int call(const struct k3_ctl_opt *o, const char *socket, cJSON *request, 
     return rc;
 }
 
-static int ask(const struct k3_ctl_opt *o, const char *daemon, cJSON *request, int timeout_ms, cJSON **reply,
-               struct k3_err *err)
+static int ask(const struct k3_ctl_opt *o, const char *daemon, cJSON *request, int timeout_ms,
+               cJSON **reply, struct k3_err *err)
 {
     char socket[48];
 
@@ -52,7 +53,8 @@ static cJSON *command(const char *cmd)
 }
 
 /* The daemons that the command line means: the word at `at`, or all members. */
-static int chosen(struct k3_ctl_names *out, const struct k3_ctl_opt *o, size_t at, struct k3_err *err)
+static int chosen(struct k3_ctl_names *out, const struct k3_ctl_opt *o, size_t at,
+                  struct k3_err *err)
 {
     if (o->words.n <= at) {
         k3_ctl_members(out, o);
@@ -100,16 +102,19 @@ int k3_ctl_ping(const struct k3_ctl_opt *o, struct k3_err *err)
         if (rc == 0 && o->json)
             cJSON_AddItemToObject(all, names.name[i], reply);
         else if (rc == 0) {
-            printf("%s state=%s pid=%.0f generation=%.0f ms=%.2f\n", names.name[i], string_of(reply, "state"),
-                   number_of(reply, "pid"), number_of(reply, "generation"), (double)(k3_now_ns() - begin) / 1e6);
+            printf("%s state=%s pid=%.0f generation=%.0f ms=%.2f\n", names.name[i],
+                   string_of(reply, "state"), number_of(reply, "pid"),
+                   number_of(reply, "generation"), (double)(k3_now_ns() - begin) / 1e6);
             cJSON_Delete(reply);
         } else if (!o->json)
-            printf("%s state=%s\n", names.name[i], k3_lock_alive(o->rundir, names.name[i]) ? "silent" : "dead");
+            printf("%s state=%s\n", names.name[i],
+                   k3_lock_alive(o->rundir, names.name[i]) ? "silent" : "dead");
     }
     /* The lines are for people; the status is for scripts. */
     for (uint32_t i = 0; i < names.n && result == 0; i++)
         if (!k3_lock_alive(o->rundir, names.name[i]))
-            result = k3_no_peer(err, -ESRCH, "%s is not running in instance \"%s\"", names.name[i], o->instance);
+            result = k3_no_peer(err, -ESRCH, "%s is not running in instance \"%s\"", names.name[i],
+                                o->instance);
     if (o->json) {
         char *text = cJSON_Print(all);
 
@@ -197,7 +202,7 @@ int k3_ctl_cancel(const struct k3_ctl_opt *o, struct k3_err *err)
 
 /* ---- wait ---- */
 
-/* The reason that a daemon gave last, from the log that k3-run keeps of it; "" when there is none. */
+/* The reason that a daemon gave last, from the log that k3-run keeps of it; "" when none. */
 static void last_error(char *out, size_t len, const struct k3_ctl_opt *o, const char *daemon)
 {
     char path[600], line[2048], *text;
@@ -229,8 +234,8 @@ static bool given_up(const struct k3_ctl_opt *o, const char *daemon, int *exit_s
     snprintf(path, sizeof(path), "%s/k3-run.members", o->rundir);
     f = fopen(path, "re");
     while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "%31s %15s %*s %*s %d", name, state, &code) == 3 && strcmp(name, daemon) == 0 &&
-            strcmp(state, "failed") == 0) {
+        if (sscanf(line, "%31s %15s %*s %*s %d", name, state, &code) == 3 &&
+            strcmp(name, daemon) == 0 && strcmp(state, "failed") == 0) {
             failed = true;
             *exit_status = code;
         }
@@ -270,7 +275,8 @@ int k3_ctl_wait(const struct k3_ctl_opt *o, struct k3_err *err)
         for (uint32_t i = 0; i < names.n && rc == 0; i++) {
             if (given_up(o, names.name[i], &code)) {
                 last_error(why, sizeof(why), o, names.name[i]);
-                rc = k3_fail(err, -ECHILD, "%s failed: %s", names.name[i], why[0] ? why : "its log says no reason");
+                rc = k3_fail(err, -ECHILD, "%s failed: %s", names.name[i],
+                             why[0] ? why : "its log says no reason");
                 err->exit_status = code > 0 ? code : K3_EXIT_FAILED;
             } else if (waiting == names.n && !is_ready(o, names.name[i], ping)) {
                 waiting = i;
@@ -284,7 +290,8 @@ int k3_ctl_wait(const struct k3_ctl_opt *o, struct k3_err *err)
 
             last_error(why, sizeof(why), o, names.name[waiting]);
             rc = k3_no_peer(err, -ETIMEDOUT, "%s is %s after %.15g s%s%s", names.name[waiting],
-                            alive ? "not ready" : "not running", o->timeout_s, why[0] ? ": " : "", why);
+                            alive ? "not ready" : "not running", o->timeout_s, why[0] ? ": " : "",
+                            why);
             break;
         }
         nanosleep(&(struct timespec){ 0, LOOK_MS * 1000000 }, NULL);

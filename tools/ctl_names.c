@@ -19,7 +19,8 @@ int k3_ctl_name(char out[32], const char *word, struct k3_err *err)
             snprintf(out, 32, "%s", known[i]);
             return 0;
         }
-    return k3_refuse(err, -EINVAL, "daemon \"%.40s\": must be trunkd, expertd, computed or router", word);
+    return k3_refuse(err, -EINVAL, "daemon \"%.40s\": must be trunkd, expertd, computed or router",
+                     word);
 }
 
 static void add(struct k3_ctl_names *l, const char *name, size_t len)
@@ -70,7 +71,8 @@ void k3_ctl_with_pages(struct k3_ctl_names *out, const struct k3_ctl_opt *o)
     while (d && (e = readdir(d)) != NULL) {
         size_t len = strlen(e->d_name);
 
-        if (len > n + 6 && strncmp(e->d_name, prefix, n) == 0 && strcmp(e->d_name + len - 6, ".stats") == 0)
+        if (len > n + 6 && strncmp(e->d_name, prefix, n) == 0 &&
+            strcmp(e->d_name + len - 6, ".stats") == 0)
             add(&found, e->d_name + n, len - n - 6);
     }
     if (d)

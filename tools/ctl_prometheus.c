@@ -44,14 +44,15 @@ void k3_ctl_prometheus(const struct k3_ctl_opt *o, const struct k3_ctl_sample *s
         printf("k3_up{instance=\"%s\",daemon=\"%s\"} %d\n", o->instance, s[i].daemon, s[i].alive);
     puts("# HELP k3_generation how often the daemon was started\n# TYPE k3_generation gauge");
     for (uint32_t i = 0; i < n; i++)
-        printf("k3_generation{instance=\"%s\",daemon=\"%s\"} %u\n", o->instance, s[i].daemon, s[i].generation);
+        printf("k3_generation{instance=\"%s\",daemon=\"%s\"} %u\n", o->instance, s[i].daemon,
+               s[i].generation);
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < s[i].n; k++) {
             const struct k3_ctl_value *v = &s[i].value[k];
             char name[96];
 
-            snprintf(name, sizeof(name), "k3_%s_%s", strncmp(s[i].daemon, "k3-", 3) == 0 ? s[i].daemon + 3 : s[i].daemon,
-                     v->name);
+            snprintf(name, sizeof(name), "k3_%s_%s",
+                     strncmp(s[i].daemon, "k3-", 3) == 0 ? s[i].daemon + 3 : s[i].daemon, v->name);
             for (char *p = name; *p; p++)
                 if (*p == '-' || *p == '.')
                     *p = '_';

@@ -12,7 +12,8 @@
 
 #define SILENT_NS 5000000000u
 
-int k3_ctl_sample(struct k3_ctl_sample *out, const struct k3_ctl_opt *o, const char *daemon, struct k3_err *err)
+int k3_ctl_sample(struct k3_ctl_sample *out, const struct k3_ctl_opt *o, const char *daemon,
+                  struct k3_err *err)
 {
     struct k3_stats s;
     struct timespec now;
@@ -22,7 +23,9 @@ int k3_ctl_sample(struct k3_ctl_sample *out, const struct k3_ctl_opt *o, const c
     memset(out, 0, sizeof(*out));
     snprintf(out->daemon, sizeof(out->daemon), "%s", daemon);
     if (rc == -ENOENT)
-        return k3_no_peer(err, rc, "%s has no statistics page in instance \"%s\": it is not running", daemon, o->instance);
+        return k3_no_peer(err, rc,
+                          "%s has no statistics page in instance \"%s\": it is not running", daemon,
+                          o->instance);
     if (rc < 0)
         return rc;
     out->value = calloc(s.page->n_entries ? s.page->n_entries : 1, sizeof(*out->value));
@@ -80,9 +83,11 @@ const char *k3_ctl_liveness(const struct k3_ctl_sample *s)
 }
 
 /* Growth of a counter since the earlier look; all of it when the process is another one. */
-static uint64_t grown(const struct k3_ctl_sample *now, const struct k3_ctl_sample *before, const char *name)
+static uint64_t grown(const struct k3_ctl_sample *now, const struct k3_ctl_sample *before,
+                      const char *name)
 {
-    const struct k3_ctl_value *v = k3_ctl_find(now, name), *b = before ? k3_ctl_find(before, name) : NULL;
+    const struct k3_ctl_value *v = k3_ctl_find(now, name),
+                              *b = before ? k3_ctl_find(before, name) : NULL;
 
     if (!v)
         return 0;

@@ -93,11 +93,12 @@ static void print_histogram(const struct k3_ctl_value *v)
     }
     printf("  %-24s %14s  mean, half up to %s, 99%% up to %s, %" PRIu64 " times; %s\n", v->name,
            human(mean, v->unit, (double)v->v[K3_HIST_BUCKETS] / (double)count),
-           human(half, v->unit, quantile(v->v, count, 0.5)), human(most, v->unit, quantile(v->v, count, 0.99)), count,
-           v->help);
+           human(half, v->unit, quantile(v->v, count, 0.5)),
+           human(most, v->unit, quantile(v->v, count, 0.99)), count, v->help);
 }
 
-static void print_value(const struct k3_ctl_value *v, const struct k3_ctl_value *before, double seconds)
+static void print_value(const struct k3_ctl_value *v, const struct k3_ctl_value *before,
+                        double seconds)
 {
     char text[32], rate[48] = "", number[32];
     double grown = (double)v->v[0];
@@ -112,7 +113,8 @@ static void print_value(const struct k3_ctl_value *v, const struct k3_ctl_value 
         else
             snprintf(rate, sizeof(rate), "%.1f/s", grown / seconds);
     }
-    printf("  %-24s %14s %13s  %s\n", v->name, human(text, v->unit, (double)v->v[0]), rate, v->help);
+    printf("  %-24s %14s %13s  %s\n", v->name, human(text, v->unit, (double)v->v[0]), rate,
+           v->help);
 }
 
 static void print_daemon(const struct k3_ctl_sample *s, const struct k3_ctl_sample *before)
@@ -123,8 +125,8 @@ static void print_daemon(const struct k3_ctl_sample *s, const struct k3_ctl_samp
     if (before && (before->generation != s->generation || before->pid != s->pid))
         before = NULL;
     seconds = (double)(before ? s->at_ns - before->at_ns : s->up_ns) / 1e9;
-    printf("%s  %s  pid %u  generation %u  started %s ago", s->daemon, k3_ctl_liveness(s), s->pid, s->generation,
-           human_age(up, s->up_ns));
+    printf("%s  %s  pid %u  generation %u  started %s ago", s->daemon, k3_ctl_liveness(s), s->pid,
+           s->generation, human_age(up, s->up_ns));
     if (s->alive)
         printf("  heartbeat %s ago", human_age(up, s->beat_age_ns));
     putchar('\n');
@@ -146,28 +148,33 @@ static double share(uint64_t part, uint64_t whole)
 static void print_summary(const struct k3_ctl_opt *o, const struct k3_ctl_summary *s, bool interval)
 {
     char all[32], trunk[32], expert[32], rate[32], pass[32];
-    double seconds = (double)s->seconds_ns / 1e9, bytes = (double)s->trunk_bytes + (double)s->expert_bytes;
+    double seconds = (double)s->seconds_ns / 1e9,
+           bytes = (double)s->trunk_bytes + (double)s->expert_bytes;
 
-    printf("family \"%s\", %s %.1f s\n", o->instance, interval ? "the last" : "since the start,", seconds);
+    printf("family \"%s\", %s %.1f s\n", o->instance, interval ? "the last" : "since the start,",
+           seconds);
     printf("  read from disk    %s (trunk %s, experts %s), %s/s\n", human_bytes(all, bytes),
            human_bytes(trunk, (double)s->trunk_bytes), human_bytes(expert, (double)s->expert_bytes),
            human_bytes(rate, seconds > 0 ? bytes / seconds : 0));
     if (!s->has_computed)
         return;
     printf("  ring stalls       %" PRIu64 "\n", s->stalls);
-    printf("  expert hits       %.1f %% (%" PRIu64 " of %" PRIu64 ")\n", share(s->hits, s->demands), s->hits, s->demands);
+    printf("  expert hits       %.1f %% (%" PRIu64 " of %" PRIu64 ")\n", share(s->hits, s->demands),
+           s->hits, s->demands);
     printf("  tokens            %" PRIu64 "\n", s->tokens);
     printf("  passes            %" PRIu64 ", %s each; while in a pass %s/s are read\n", s->passes,
            human_ns(pass, s->passes ? (double)s->pass_ns / (double)s->passes : 0),
            human_bytes(rate, s->pass_ns ? bytes / ((double)s->pass_ns / 1e9) : 0));
-    printf("  time of a pass    %.1f %% waiting for trunk, %.1f %% waiting for experts, %.1f %% arithmetic\n",
-           share(s->trunk_wait_ns, s->pass_ns), share(s->expert_wait_ns, s->pass_ns), share(s->arithmetic_ns, s->pass_ns));
+    printf("  time of a pass    %.1f %% waiting for trunk, %.1f %% waiting for experts, %.1f %% "
+           "arithmetic\n",
+           share(s->trunk_wait_ns, s->pass_ns), share(s->expert_wait_ns, s->pass_ns),
+           share(s->arithmetic_ns, s->pass_ns));
 }
 
 /* ---- JSON: the pages once more, as ipc/stats_json.h has them ---- */
 
-static int print_json(const struct k3_ctl_opt *o, const struct k3_ctl_names *names, const struct k3_ctl_summary *sum,
-                      struct k3_err *err)
+static int print_json(const struct k3_ctl_opt *o, const struct k3_ctl_names *names,
+                      const struct k3_ctl_summary *sum, struct k3_err *err)
 {
     cJSON *root = cJSON_CreateObject(), *daemons;
     char *text;
@@ -208,9 +215,10 @@ static void look_free(struct look *l)
     l->n = 0;
 }
 
-/* With an empty list every page of the instance is taken.  A page that cannot be read is an error only when it was
- * asked for by name. */
-static int take(struct look *l, const struct k3_ctl_opt *o, struct k3_ctl_names *names, struct k3_err *err)
+/* With an empty list every page of the instance is taken.  A page that cannot be read is an error
+ * only when it was asked for by name. */
+static int take(struct look *l, const struct k3_ctl_opt *o, struct k3_ctl_names *names,
+                struct k3_err *err)
 {
     bool all = o->words.n < 2;
 
@@ -218,7 +226,9 @@ static int take(struct look *l, const struct k3_ctl_opt *o, struct k3_ctl_names 
     if (all)
         k3_ctl_with_pages(names, o);
     if (names->n == 0)
-        return k3_no_peer(err, -ENOENT, "instance \"%s\" has no statistics pages: no daemon is running", o->instance);
+        return k3_no_peer(err, -ENOENT,
+                          "instance \"%s\" has no statistics pages: no daemon is running",
+                          o->instance);
     for (uint32_t i = 0; i < names->n; i++) {
         int rc = k3_ctl_sample(&l->s[l->n], o, names->name[i], err);
 
@@ -277,7 +287,8 @@ int k3_ctl_stats(const struct k3_ctl_opt *o, struct k3_err *err)
         now.n = 0;
         if (rc < 0 || o->watch_s <= 0 || interrupted || fflush(stdout) != 0)
             break;
-        nanosleep(&(struct timespec){ (time_t)o->watch_s, (long)((o->watch_s - (double)(time_t)o->watch_s) * 1e9) },
+        nanosleep(&(struct timespec){ (time_t)o->watch_s,
+                                      (long)((o->watch_s - (double)(time_t)o->watch_s) * 1e9) },
                   NULL);
     } while (!interrupted);
     look_free(&now);

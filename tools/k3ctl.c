@@ -7,25 +7,28 @@
 #include "ipc/daemon.h"
 #include "tools/ctl.h"
 
-#define SUMMARY                                                                                                       \
-    "looks at and commands the daemons of an instance\n"                                                              \
-    "  stats [DAEMON]         counters, from the pages in shared memory alone: works for dead and busy daemons, too\n"  \
-    "  ping [DAEMON]          who answers\n"                                                                          \
-    "  wait                   until every member is ready\n"                                                          \
-    "  info [DAEMON]          version, options and what each daemon says of itself\n"                                  \
-    "  drain [DAEMON]         take no new work\n"                                                                     \
-    "  shutdown [DAEMON]      leave in order (k3-run starts a member anew; to stop the family: k3-run down)\n"          \
-    "  log LEVEL [DAEMON]     error, warn, info or debug\n"                                                           \
-    "  cancel ID              end a request"
+static const char summary[] =
+    "looks at and commands the daemons of an instance\n"
+    "  stats [DAEMON]         counters, from the pages in shared memory alone: also of dead "
+    "daemons\n"
+    "  ping [DAEMON]          who answers\n"
+    "  wait                   until every member is ready\n"
+    "  info [DAEMON]          version, options and what each daemon says of itself\n"
+    "  drain [DAEMON]         take no new work\n"
+    "  shutdown [DAEMON]      leave in order (k3-run starts it anew; to stop the family: k3-run "
+    "down)\n"
+    "  log LEVEL [DAEMON]     error, warn, info or debug\n"
+    "  cancel ID              end a request";
 
 static const struct command {
     const char *name;
     uint32_t min_words, max_words; /* after the command */
     int (*run)(const struct k3_ctl_opt *o, struct k3_err *err);
 } commands[] = {
-    { "stats", 0, 1, k3_ctl_stats },  { "ping", 0, 1, k3_ctl_ping },     { "wait", 0, 0, k3_ctl_wait },
-    { "info", 0, 1, k3_ctl_info },    { "drain", 0, 1, k3_ctl_tell },    { "shutdown", 0, 1, k3_ctl_tell },
-    { "log", 1, 2, k3_ctl_tell },     { "cancel", 1, 1, k3_ctl_cancel },
+    { "stats", 0, 1, k3_ctl_stats }, { "ping", 0, 1, k3_ctl_ping },
+    { "wait", 0, 0, k3_ctl_wait },   { "info", 0, 1, k3_ctl_info },
+    { "drain", 0, 1, k3_ctl_tell },  { "shutdown", 0, 1, k3_ctl_tell },
+    { "log", 1, 2, k3_ctl_tell },    { "cancel", 1, 1, k3_ctl_cancel },
 };
 
 static int usage(const char *text, const char *word)
@@ -55,19 +58,23 @@ int main(int argc, char **argv)
     struct k3_ctl_opt o = { .instance = "default", .timeout_s = 60 };
     struct k3_err err = K3_ERR_INIT;
     const struct k3_opt table[] = {
-        { "instance", K3_OPT_STRING, &o.instance, "NAME", "instance name (default \"default\")", 0, 0 },
-        { "watch", K3_OPT_DOUBLE, &o.watch_s, "S", "stats: again every S seconds (default 1), with rates", 0.05, 86400 },
+        { "instance", K3_OPT_STRING, &o.instance, "NAME", "instance name (default \"default\")", 0,
+          0 },
+        { "watch", K3_OPT_DOUBLE, &o.watch_s, "S",
+          "stats: again every S seconds (default 1), with rates", 0.05, 86400 },
         { "json", K3_OPT_FLAG, &o.json, NULL, "stats, ping, info: one JSON object", 0, 0 },
         { "prometheus", K3_OPT_FLAG, &o.prometheus, NULL, "stats: Prometheus text format", 0, 0 },
-        { "timeout", K3_OPT_DOUBLE, &o.timeout_s, "S", "wait: at most S seconds (default 60)", 0, 1e6 },
-        { "keep", K3_OPT_FLAG, &o.keep, NULL, "shutdown: leave the segments for the successor", 0, 0 },
+        { "timeout", K3_OPT_DOUBLE, &o.timeout_s, "S", "wait: at most S seconds (default 60)", 0,
+          1e6 },
+        { "keep", K3_OPT_FLAG, &o.keep, NULL, "shutdown: leave the segments for the successor", 0,
+          0 },
         { NULL },
     };
     const struct command *c = NULL;
     int rc, status;
 
     default_watch(argc, argv);
-    if (k3_opts_parse(table, "k3ctl", SUMMARY, argc, argv, &o.words, &status))
+    if (k3_opts_parse(table, "k3ctl", summary, argc, argv, &o.words, &status))
         return status;
     if (o.words.n == 0)
         return usage("a command is missing%s", "");
@@ -84,8 +91,10 @@ int main(int argc, char **argv)
         return usage("--json and --prometheus exclude each other%s", "");
     rc = k3_rundir(o.rundir, sizeof(o.rundir), o.instance, false, &err);
     if (rc == -ENOENT)
-        k3_no_peer(&err, rc, "instance \"%s\" is not running (no directory %s)", o.instance, o.rundir);
-    /* Pages can be read without a run directory, and it is worth waiting for; the rest needs the sockets in it. */
+        k3_no_peer(&err, rc, "instance \"%s\" is not running (no directory %s)", o.instance,
+                   o.rundir);
+    /* Pages can be read without a run directory, and it is worth waiting for; the rest needs the
+     * sockets in it. */
     if (rc == 0 || (rc == -ENOENT && (c->run == k3_ctl_stats || c->run == k3_ctl_wait)))
         rc = c->run(&o, &err);
     if (rc < 0)

@@ -18,7 +18,8 @@ static void point(void)
 {
     static unsigned n;
 
-    /* The kernel's timer slack makes this 50 microseconds or more: far longer than the window of any race. */
+    /* The kernel's timer slack makes this 50 microseconds or more: far longer than the window of
+     * any race. */
     if (sleepy && ++n % 3 == 0)
         nanosleep(&(struct timespec){ 0, 1000 }, NULL);
 }
@@ -42,8 +43,8 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Waits until other->count >= want.  False when a wake-up was lost: the news was there for most of a tick that was
- * slept through. */
+/* Waits until other->count >= want.  False when a wake-up was lost: the news was there for most of
+ * a tick that was slept through. */
 static bool wait_for(struct side *self, struct side *other, uint64_t want, bool swapped)
 {
     for (;;) {
@@ -73,10 +74,12 @@ static void move_to(struct side *self, struct side *other, uint64_t count, bool 
     k3_bell_ring(&self->bell, &other->sleepers);
 }
 
-/* The producer is at most `window` ahead; the consumer waits for each.  Returns the number of lost wake-ups seen. */
+/* The producer is at most `window` ahead; the consumer waits for each.  Returns the number of lost
+ * wake-ups seen. */
 static uint32_t run(uint64_t n, uint64_t window, bool swapped)
 {
-    struct pipe2 *p = mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct pipe2 *p =
+        mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     uint32_t lost;
     pid_t child;
     int status;
@@ -160,7 +163,8 @@ static void waits_only_so_long(void **state)
 /* A waiter that was killed leaves its count; the other's rings still arrive. */
 static void dead_sleeper(void **state)
 {
-    struct pipe2 *p = mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct pipe2 *p =
+        mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t child;
     int status;
 

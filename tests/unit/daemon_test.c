@@ -1,5 +1,5 @@
-/* tests/unit/daemon_test.c: ipc/daemon.c and ipc/log.c.  The daemon is this program again, with "daemon" as its first
- * argument, since a process with nng's threads cannot fork. */
+/* tests/unit/daemon_test.c: ipc/daemon.c and ipc/log.c.  The daemon is this program again, with
+ * "daemon" as its first argument, since a process with nng's threads cannot fork. */
 static void widen(void);
 #define K3_DAEMON_POINT() widen()
 #include "ipc/daemon.c"
@@ -32,7 +32,7 @@ static void nap_ms(long ms)
     nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL);
 }
 
-/* After the skeleton's thread has begun the stop: the main thread may close everything meanwhile. */
+/* After the skeleton's thread has begun the stop: the main thread may close all meanwhile. */
 static void widen(void)
 {
     nap_ms(10);
@@ -44,7 +44,8 @@ static const struct k3_stat_def defs[] = { { "beats", "count", "turns of the loo
 static _Atomic int woken;
 static int wake_fd[2];
 
-static int own_command(void *arg, const char *cmd, const cJSON *request, cJSON *reply, struct k3_err *err)
+static int own_command(void *arg, const char *cmd, const cJSON *request, cJSON *reply,
+                       struct k3_err *err)
 {
     (void)arg;
     (void)request;
@@ -89,7 +90,7 @@ static int daemon_main(int argc, char **argv)
     while (!k3_daemon_stopping(d)) {
         k3_stat_add(k3_daemon_stats(d), 0, 1);
         k3_daemon_beat(d);
-        /* Woken by on_stop alone: without it this daemon hangs, and the test's deadline shows it. */
+        /* Woken by on_stop alone: without it this daemon hangs, and the deadline shows it. */
         poll(&(struct pollfd){ wake_fd[0], POLLIN, 0 }, 1, -1);
     }
     if (atomic_load(&woken) != 1)
@@ -238,10 +239,13 @@ static void whole_life(void **state)
     expect(r, "instance", INSTANCE);
     expect(r, "arg", "mine");
     assert_true(cJSON_GetObjectItem(r, "generation")->valueint >= 1);
-    assert_string_equal(cJSON_GetArrayItem(cJSON_GetObjectItem(r, "options"), 1)->valuestring, "--instance");
+    assert_string_equal(cJSON_GetArrayItem(cJSON_GetObjectItem(r, "options"), 1)->valuestring,
+                        "--instance");
     cJSON_Delete(r);
     r = ask("stats", NULL, NULL);
-    assert_true(cJSON_GetObjectItem(cJSON_GetObjectItem(cJSON_GetObjectItem(r, "stats"), "beats"), "value")->valuedouble > 0);
+    assert_true(
+        cJSON_GetObjectItem(cJSON_GetObjectItem(cJSON_GetObjectItem(r, "stats"), "beats"), "value")
+            ->valuedouble > 0);
     cJSON_Delete(r);
     r = ask("own", NULL, NULL);
     expect(r, "own", "yes");
@@ -297,7 +301,8 @@ static void ends_by_signal_or_request(void **state)
     assert_non_null(strstr(slurp(log), "event=stopping daemon=" NAME " why=SIGINT"));
 }
 
-/* The end of a daemon that is asked to shut down crosses the answer to the request in every possible way. */
+/* The end of a daemon that is asked to shut down crosses the answer to the request in every
+ * possible way. */
 static void shuts_down_every_time(void **state)
 {
     const char *log = log_path();
@@ -312,7 +317,8 @@ static void shuts_down_every_time(void **state)
     }
 }
 
-/* Killed: the page stays readable, the successor takes everything over and counts one generation more. */
+/* Killed: the page stays readable, the successor takes everything over and counts one generation
+ * more. */
 static void killed(void **state)
 {
     const char *log = log_path();
@@ -368,7 +374,9 @@ static void second_one_is_refused(void **state)
 
 static void bad_options(void **state)
 {
-    static const char *const level[] = { "--log-level", "loud", NULL }, *const instance[] = { "--instance", "a/b", NULL };
+    static const char *const level[] = { "--log-level", "loud", NULL }, *const instance[] = {
+        "--instance", "a/b", NULL
+    };
     const char *log = log_path();
 
     (void)state;
@@ -461,7 +469,8 @@ static void log_lines(void **state)
     text = slurp(path);
     assert_non_null(strstr(text, "level=warn event=odd name=two?lines??[31m n=5 at=20"));
     assert_null(strstr(text, "hidden"));
-    assert_non_null(strstr(text, "level=error event=refused exit=2 text=\"a 'quoted' word?and more\" at="));
+    assert_non_null(
+        strstr(text, "level=error event=refused exit=2 text=\"a 'quoted' word?and more\" at="));
     assert_non_null(strstr(text, "level=info event=plain at="));
     {
         int lines = 0;

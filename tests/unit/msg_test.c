@@ -38,7 +38,8 @@ static void serve(void *arg, const char *cmd, const cJSON *request, cJSON *reply
     if (arg)
         __atomic_fetch_add((int *)arg, 1, __ATOMIC_SEQ_CST);
     if (strcmp(cmd, "echo") == 0) {
-        cJSON_AddStringToObject(reply, "text", cJSON_GetStringValue(cJSON_GetObjectItem(request, "text")));
+        cJSON_AddStringToObject(reply, "text",
+                                cJSON_GetStringValue(cJSON_GetObjectItem(request, "text")));
     } else if (strcmp(cmd, "nap") == 0) {
         nap_ms((long)cJSON_GetNumberValue(cJSON_GetObjectItem(request, "ms")));
     } else {
@@ -81,10 +82,24 @@ static void echo(struct k3_client *c, const char *text)
 
 static void parse_requests(void **state)
 {
-    static const struct { const char *text; size_t len; } bad[] = {
-        { "", 0 }, { "x", 1 }, { "{", 1 }, { "[]", 2 }, { "7", 1 }, { "{}", 2 }, { "{\"cmd\":7}", 9 },
-        { "{\"cmd\":null}", 12 }, { "{\"cmd\":\"a\"} x", 13 }, { "{\"cmd\":\"a\"}{}", 13 }, { "\0\0\0\0", 4 },
-        { "{\"cmd\":\"a\"", 10 }, { "\xff\xfe", 2 }, { "{\"Cmd\":\"a\"}", 11 },
+    static const struct {
+        const char *text;
+        size_t len;
+    } bad[] = {
+        { "", 0 },
+        { "x", 1 },
+        { "{", 1 },
+        { "[]", 2 },
+        { "7", 1 },
+        { "{}", 2 },
+        { "{\"cmd\":7}", 9 },
+        { "{\"cmd\":null}", 12 },
+        { "{\"cmd\":\"a\"} x", 13 },
+        { "{\"cmd\":\"a\"}{}", 13 },
+        { "\0\0\0\0", 4 },
+        { "{\"cmd\":\"a\"", 10 },
+        { "\xff\xfe", 2 },
+        { "{\"Cmd\":\"a\"}", 11 },
     };
     const char *cmd;
     cJSON *reply, *r;
@@ -143,7 +158,8 @@ static void round_trips(void **state)
     assert_int_equal(call(c, request("nothing", NULL, NULL, 0), 5000, &reply, &err), 0);
     assert_true(cJSON_IsFalse(cJSON_GetObjectItem(reply, "ok")));
     assert_string_equal(cJSON_GetObjectItem(reply, "errno")->valuestring, "ENOENT");
-    assert_string_equal(cJSON_GetObjectItem(reply, "error")->valuestring, "no such thing as \"nothing\"");
+    assert_string_equal(cJSON_GetObjectItem(reply, "error")->valuestring,
+                        "no such thing as \"nothing\"");
     cJSON_Delete(reply);
     k3_client_close(c);
     k3_server_close(s);
@@ -256,8 +272,8 @@ static void *kill_soon(void *arg)
     return NULL;
 }
 
-/* A server process that is killed in the middle of a call: the caller hears of it at once, and the request is not
- * sent a second time to its successor. */
+/* A server process that is killed in the middle of a call: the caller hears of it at once, and the
+ * request is not sent a second time to its successor. */
 static void killed_server(void **state)
 {
     struct k3_server *s;
@@ -365,7 +381,8 @@ static int raw_connection(void)
     return fd;
 }
 
-/* A peer that closes before its handshake: nng's listener would never accept again.  The keeper makes a new one. */
+/* A peer that closes before its handshake: nng's listener would never accept again.  The keeper
+ * makes a new one. */
 static void broken_handshakes(void **state)
 {
     static const char nonsense[] = "GET / HTTP/1.1\r\n\r\n";
@@ -436,7 +453,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parse_requests),
-        cmocka_unit_test(killed_server), /* first of those with nng: it forks, and nng has threads */
+        /* First of those with nng: it forks, and nng has threads. */
+        cmocka_unit_test(killed_server),
         cmocka_unit_test(round_trips),
         cmocka_unit_test(contexts_do_not_block_one_another),
         cmocka_unit_test(nobody_there),

@@ -14,7 +14,9 @@
 
 static void whole_numbers(void **state)
 {
-    static const char *const bad[] = { "", " 1", "1 ", "+1", "-1", "0x10", "1e3", "abc", "1.0", "1K" };
+    static const char *const bad[] = {
+        "", " 1", "1 ", "+1", "-1", "0x10", "1e3", "abc", "1.0", "1K"
+    };
     uint64_t v = 99;
 
     (void)state;
@@ -33,7 +35,8 @@ static void whole_numbers(void **state)
 
 static void real_numbers(void **state)
 {
-    static const char *const bad[] = { "", "nan", "inf", "0x1p3", "1,5", "1.5 ", " 1.5", "1e", "--1", "1.5.2", "e5" };
+    static const char *const bad[] = { "",     "nan", "inf", "0x1p3", "1,5", "1.5 ",
+                                       " 1.5", "1e",  "--1", "1.5.2", "e5" };
     double v = 99;
 
     (void)state;
@@ -48,7 +51,9 @@ static void real_numbers(void **state)
 
 static void sizes(void **state)
 {
-    static const char *const bad[] = { "", "K", "1KB", "1.5G", "-1", "1 G", "8T", "0x1", "G1", "1GG" };
+    static const char *const bad[] = {
+        "", "K", "1KB", "1.5G", "-1", "1 G", "8T", "0x1", "G1", "1GG"
+    };
     uint64_t v = 99;
 
     (void)state;
@@ -117,7 +122,8 @@ static int parse(struct values *v, bool with_operands, const char *line, bool *e
     fflush(stderr);
     dup2(fileno(fo), 1);
     dup2(fileno(fe), 2);
-    *ends = k3_opts_parse(table, "prog", "does things", argc, argv, with_operands ? &v->operands : NULL, &status);
+    *ends = k3_opts_parse(table, "prog", "does things", argc, argv,
+                          with_operands ? &v->operands : NULL, &status);
     fflush(stdout);
     fflush(stderr);
     dup2(old_out, 1);
@@ -135,8 +141,12 @@ static void good_options(void **state)
     bool ends;
 
     (void)state;
-    assert_int_equal(parse(&v, true, "--model a --flag --device x --device=y --ring-mb 100 --seed 18446744073709551615 "
-                                     "--top-p=0.5 --io-block 4M --trunk-gb 2.5 word --model b -- --flag", &ends), 0);
+    assert_int_equal(
+        parse(&v, true,
+              "--model a --flag --device x --device=y --ring-mb 100 --seed 18446744073709551615 "
+              "--top-p=0.5 --io-block 4M --trunk-gb 2.5 word --model b -- --flag",
+              &ends),
+        0);
     assert_false(ends);
     assert_string_equal(v.text, "b");
     assert_true(v.flag);

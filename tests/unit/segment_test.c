@@ -34,7 +34,8 @@ static char *shm_path(const char *what)
 
 static void instance_names(void **state)
 {
-    static const char *const bad[] = { "", "a.b", "a/b", "../x", "a b", "ä", "a\n", "123456789012345678901234567890123" };
+    static const char *const bad[] = { "",    "a.b", "a/b", "../x",
+                                       "a b", "ä",   "a\n", "123456789012345678901234567890123" };
     struct k3_err err = K3_ERR_INIT;
 
     (void)state;
@@ -91,8 +92,8 @@ static void create_publish_open(void **state)
     k3_seg_close(&c);
 }
 
-/* A maker that is killed before it publishes leaves nothing; one killed between link and rename leaves a name that
- * the next maker removes. */
+/* A maker that is killed before it publishes leaves nothing; one killed between link and rename
+ * leaves a name that the next maker removes. */
 static void killed_maker(void **state)
 {
     struct k3_seg s;
@@ -185,7 +186,8 @@ static void ring_is_mapped_twice(void **state)
     k3_seg_close(&s);
 }
 
-/* Bytes that another process wrote before are gone afterwards, in every mapping, and the space stays reserved. */
+/* Bytes that another process wrote before are gone afterwards, in every mapping, and the space
+ * stays reserved. */
 static void renewed_range_is_new(void **state)
 {
     struct k3_seg s;
@@ -223,7 +225,8 @@ static void collapse_keeps_bytes(void **state)
         s.base[i] = (uint8_t)(i >> 12);
     huge = k3_seg_collapse(s.base, len);
     assert_true(huge <= len && huge % (2 * MIB) == 0);
-    print_message("%llu of %llu bytes in huge pages\n", (unsigned long long)huge, (unsigned long long)len);
+    print_message("%llu of %llu bytes in huge pages\n", (unsigned long long)huge,
+                  (unsigned long long)len);
     for (uint64_t i = 0; i < len; i += 4096)
         assert_int_equal(s.base[i], (uint8_t)(i >> 12));
     k3_seg_close(&s);
@@ -251,7 +254,9 @@ static void run_directory(void **state)
     assert_int_equal(k3_rundir(path, sizeof(path), INSTANCE, true, &err), -EPERM);
     unlink(path);
     assert_int_equal(k3_rundir(path, sizeof(path), "a/b", true, &err), -EINVAL);
-    setenv("XDG_RUNTIME_DIR", "/tmp/a-path-that-is-much-too-long-for-the-path-of-a-socket/in-a-directory-of-the-run", 1);
+    setenv("XDG_RUNTIME_DIR",
+           "/tmp/a-path-that-is-much-too-long-for-the-path-of-a-socket/in-a-directory-of-the-run",
+           1);
     assert_int_equal(k3_rundir(path, sizeof(path), INSTANCE, true, &err), -ENAMETOOLONG);
     setenv("XDG_RUNTIME_DIR", "not-absolute", 1);
     assert_int_equal(k3_rundir(path, sizeof(path), INSTANCE, false, &err) == 0 ? 0 : -ENOENT,
@@ -286,8 +291,10 @@ static void locks(void **state)
     child = fork();
     if (child == 0) {
         close(fd); /* the lock belongs to the open file, which the child shares */
-        _exit(k3_lock_take(&fd2, &gen, path, "k3-x", &err) == -EBUSY && err.exit_status == K3_EXIT_REFUSED &&
-                      strstr(err.text, "already running") ? 0 : 1);
+        _exit(k3_lock_take(&fd2, &gen, path, "k3-x", &err) == -EBUSY &&
+                      err.exit_status == K3_EXIT_REFUSED && strstr(err.text, "already running")
+                  ? 0
+                  : 1);
     }
     waitpid(child, &status, 0);
     assert_int_equal(status, 0);

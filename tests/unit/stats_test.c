@@ -61,7 +61,9 @@ static void write_and_read(void **state)
 
     k3_stats_json(&r, j);
     text = cJSON_PrintUnformatted(j);
-    assert_non_null(strstr(text, "\"read_bytes\":{\"kind\":\"counter\",\"unit\":\"bytes\",\"value\":1152921504606846979}"));
+    assert_non_null(strstr(
+        text,
+        "\"read_bytes\":{\"kind\":\"counter\",\"unit\":\"bytes\",\"value\":1152921504606846979}"));
     s = cJSON_GetObjectItem(cJSON_GetObjectItem(j, "stats"), "time_ns");
     assert_non_null(strstr(text, "\"1023\":1,\"2047\":1"));
     assert_string_equal(cJSON_GetObjectItem(s, "count")->valuestring, "5");
@@ -100,7 +102,8 @@ static void no_entries(void **state)
 {
     struct k3_stats w, r;
     struct k3_err err = K3_ERR_INIT;
-    const struct k3_stat_def long_name = { "a_name_that_is_longer_than_the_forty_bytes_there_are", "1", "", K3_COUNTER };
+    const struct k3_stat_def long_name = { "a_name_that_is_longer_than_the_forty_bytes_there_are",
+                                           "1", "", K3_COUNTER };
 
     (void)state;
     assert_int_equal(k3_stats_create(&w, INSTANCE, "k3-t", 1, NULL, 0, &err), 0);
