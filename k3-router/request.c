@@ -373,6 +373,8 @@ static int take_events(struct run *r, const cJSON *events, struct k3_err *err)
     int rc = 0;
 
     cJSON_ArrayForEach(e, events) {
+        if (interrupted(r)) /* showing can take as long as its reader wants; the rest is not wanted */
+            return 0;
         type = cJSON_GetObjectItemCaseSensitive(e, "type");
         if (!cJSON_IsString(type)) {
             rc = k3_fail(err, -EPROTO, "k3-computed: an event without a type");

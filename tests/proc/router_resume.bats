@@ -13,12 +13,34 @@ setup_file() {
 }
 teardown_file() { down; }
 setup() { STATE=$BATS_TEST_TMPDIR/state; }
+teardown() {
+    for p in ${PID:-} ${GATE:-}; do kill -KILL "$p" 2>/dev/null || true; done
+}
 
-start() { # start OPTION...: the long answer in the background; sets PID
+# The long answer in the background, held up after ROOM bytes of text until open_gate.  Sets PID, GATE.
+start() { # start ROOM OPTION...
+    local room=$1
+    shift
     printf 'Tell me' >"$BATS_TEST_TMPDIR/in"
+    rm -f "$BATS_TEST_TMPDIR/fifo" "$BATS_TEST_TMPDIR/ready"
+    /usr/bin/python3 "$ROOT/tests/proc/gate.py" "$BATS_TEST_TMPDIR/fifo" "$room" "$BATS_TEST_TMPDIR/out" \
+        >"$BATS_TEST_TMPDIR/ready" 3>&- &
+    GATE=$!
+    until grep -q ready "$BATS_TEST_TMPDIR/ready"; do sleep 0.02; done
     "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "$STATE" "${LONG[@]}" "$@" <"$BATS_TEST_TMPDIR/in" \
-        >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+        >"$BATS_TEST_TMPDIR/fifo" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
     PID=$!
+}
+open_gate() { # what the router has written, and writes from now on, is in $BATS_TEST_TMPDIR/out after wait $GATE
+    kill -USR1 $GATE
+}
+finished() { # finished STATUS: the router ends with it
+    local status=0
+    open_gate
+    wait $PID || status=$?
+    wait $GATE
+    cat "$BATS_TEST_TMPDIR/err"
+    [ "$status" -eq "$1" ]
 }
 journal() { ls "$STATE"/*.journal 2>/dev/null; }
 wait_tokens() { # wait_tokens N: until the journal holds N tokens
@@ -30,10 +52,10 @@ wait_tokens() { # wait_tokens N: until the journal holds N tokens
 }
 
 @test "the router is killed in the middle and --resume gives the whole answer" {
-    start
+    start 1000
     wait_tokens 100
     kill -KILL $PID
-    wait $PID || true
+    finished 137
     [ "$(grep -c '^t ' "$(journal)")" -lt 1400 ]
     ! grep -q '^end' "$(journal)"
     id=$(basename "$(journal)" .journal)
@@ -47,12 +69,12 @@ wait_tokens() { # wait_tokens N: until the journal holds N tokens
 }
 
 @test "no token is shown that is not in the journal" {
-    for n in 40 90 170; do
+    for room in 300 700 1500; do
         rm -rf "$STATE"
-        start
-        wait_tokens $n
+        start $room
+        wait_tokens 50
         kill -KILL $PID
-        wait $PID || true
+        finished 137
         # The journal's tokens as text, from an answer cut to that length.
         printf 'Tell me' | router --state-dir "$BATS_TEST_TMPDIR/s2" "${LONG[@]}" --max-tokens "$(grep -c '^t ' "$(journal)")" \
             >"$BATS_TEST_TMPDIR/covered"
@@ -62,10 +84,10 @@ wait_tokens() { # wait_tokens N: until the journal holds N tokens
 }
 
 @test "k3-computed and the router both die; --resume submits again what the journal holds" {
-    start
+    start 1000
     wait_tokens 150
     kill -KILL $PID
-    wait $PID || true
+    finished 137
     kill -KILL "$(pid_of k3-computed)"
     sleep 0.3
     ctl wait --timeout 20
@@ -75,47 +97,43 @@ wait_tokens() { # wait_tokens N: until the journal holds N tokens
 }
 
 @test "k3-computed is killed; the router waits, says one line and goes on to the byte" {
-    start
+    start 500
     wait_tokens 60
     kill -KILL "$(pid_of k3-computed)"
-    wait $PID
+    finished 0
     cmp "$BATS_TEST_TMPDIR/out" "$BATS_FILE_TMPDIR/whole"
-    cat "$BATS_TEST_TMPDIR/err"
     [ "$(wc -l <"$BATS_TEST_TMPDIR/err")" -eq 1 ]
     grep -qE 'k3-computed (went away; waiting for it|was restarted); [0-9]+ tokens are safe' "$BATS_TEST_TMPDIR/err"
 }
 
 @test "k3-computed stops in good order and is started again; the answer goes on to the byte" {
-    start
+    start 500
     wait_tokens 60
     kill -TERM "$(pid_of k3-computed)"
-    wait $PID
+    finished 0
     cmp "$BATS_TEST_TMPDIR/out" "$BATS_FILE_TMPDIR/whole"
-    cat "$BATS_TEST_TMPDIR/err"
     [ "$(wc -l <"$BATS_TEST_TMPDIR/err")" -eq 1 ]
     grep -qE 'k3-computed (went away; waiting for it|was restarted); [0-9]+ tokens are safe' "$BATS_TEST_TMPDIR/err"
 }
 
 @test "an interrupt cancels the answer; the family lives; the journal says so" {
-    start
+    start 500
     wait_tokens 50
     kill -INT $PID
-    status=0
-    wait $PID || status=$?
-    [ "$status" -eq 1 ]
+    finished 1
     grep -q 'cancelled after' "$BATS_TEST_TMPDIR/err"
     tail -1 "$(journal)" | grep -qx 'end cancelled'
     [ "$(router --state-dir "$STATE" <<<"What is the capital of France?")" = "The capital of France is Paris." ]
 }
 
 @test "a request that another router shows is not resumed twice" {
-    start
+    start 500
     wait_tokens 50
     run router --state-dir "$STATE" --resume "$(basename "$(journal)" .journal)"
     [ "$status" -eq 2 ]
     [[ "$output" == *"another k3-router"* ]]
-    kill -INT $PID
-    wait $PID || true
+    finished 0
+    cmp "$BATS_TEST_TMPDIR/out" "$BATS_FILE_TMPDIR/whole"
 }
 
 @test "nobody there: exit 3 at once, and how to start" {
@@ -130,16 +148,15 @@ wait_tokens() { # wait_tokens N: until the journal holds N tokens
 @test "nobody comes back: exit 3 after --wait, and how to go on" {
     supervisor=$("$ROOT/run/k3-run" status --instance "$INSTANCE" | sed -n 's/.*k3-run pid \([0-9]*\).*/\1/p')
     computed=$(pid_of k3-computed)
-    start --wait 2
+    start 500 --wait 2
     wait_tokens 50
     kill -STOP "$supervisor" # so that it starts no other
     kill -KILL "$computed"
     status=0
-    wait $PID || status=$?
+    finished 3 || status=1
     kill -CONT "$supervisor"
-    cat "$BATS_TEST_TMPDIR/err"
+    [ "$status" -eq 0 ]
     id=$(basename "$(journal)" .journal)
-    [ "$status" -eq 3 ]
     [ "$(wc -l <"$BATS_TEST_TMPDIR/err")" -eq 2 ]
     grep -q 'did not come back within 2 s' "$BATS_TEST_TMPDIR/err"
     grep -q -- "--resume $id" "$BATS_TEST_TMPDIR/err"
