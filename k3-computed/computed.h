@@ -54,6 +54,8 @@ int k3_computed_submit_parse(const cJSON *request, struct k3_submit *out, struct
 void k3_computed_submit_free(struct k3_submit *s);
 /* Fields of `info`.  open.c */
 void k3_computed_info(void *arg, cJSON *reply);
+/* The model's digest as 64 hex digits and a NUL. */
+void k3_computed_digest(const struct k3_computed *c, char out[65]);
 /* Logs what the trunk reader notices.  serve.c */
 void k3_computed_notice(void *arg, const char *event, const char *text);
 /* Stats of the source, heartbeat, log lines about peers; on the engine's thread.  serve.c */

@@ -259,10 +259,10 @@ void k3_computed_close(struct k3_computed *c)
 
 /* ---- info -------------------------------------------------------------------------------------------------------------- */
 
-static void hex(char *out, const uint8_t *bytes, size_t n)
+void k3_computed_digest(const struct k3_computed *c, char out[65])
 {
-    for (size_t i = 0; i < n; i++)
-        sprintf(out + 2 * i, "%02x", bytes[i]);
+    for (size_t i = 0; i < sizeof(c->model->digest); i++)
+        sprintf(out + 2 * i, "%02x", c->model->digest[i]);
 }
 
 void k3_computed_info(void *arg, cJSON *reply)
@@ -271,12 +271,12 @@ void k3_computed_info(void *arg, cJSON *reply)
     const struct k3_config *cfg = &c->model->cfg;
     const struct k3_layout *l = k3_shm_source_layout(c->source);
     cJSON *layout = cJSON_AddObjectToObject(reply, "layout");
-    char digest[2 * sizeof(c->model->digest) + 1];
+    char digest[65];
     uint64_t n_mla = 0;
 
     for (uint32_t i = 0; i < cfg->n_layers; i++)
         n_mla += cfg->kind[i] == K3_MLA;
-    hex(digest, c->model->digest, sizeof(c->model->digest));
+    k3_computed_digest(c, digest);
     cJSON_AddStringToObject(reply, "model", c->model_path);
     cJSON_AddStringToObject(reply, "model_digest", digest);
     cJSON_AddNumberToObject(reply, "layers", cfg->n_layers);

@@ -148,10 +148,19 @@ void k3_computed_submit_free(struct k3_submit *s)
 
 static int submit(struct k3_computed *c, const cJSON *request, cJSON *reply, struct k3_err *err)
 {
+    const cJSON *wanted = cJSON_GetObjectItemCaseSensitive(request, "model_digest");
+    char digest[65];
     struct k3_submit s;
     bool known = false;
-    int rc = k3_computed_submit_parse(request, &s, err);
+    int rc;
 
+    k3_computed_digest(c, digest);
+    cJSON_AddStringToObject(reply, "model", c->model_path);
+    cJSON_AddStringToObject(reply, "model_digest", digest);
+    if (wanted && (!cJSON_IsString(wanted) || strcmp(wanted->valuestring, digest) != 0))
+        return k3_refuse(err, -ESTALE, "model_digest %.40s: this is %s, whose digest is %.8s", /* ids mean nothing here */
+                         cJSON_IsString(wanted) ? wanted->valuestring : "(no string)", c->model_path, digest);
+    rc = k3_computed_submit_parse(request, &s, err);
     if (rc < 0)
         return rc;
     rc = k3_engine_submit(c->engine, &s, k3_daemon_draining(c->daemon), &known, err);

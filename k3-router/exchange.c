@@ -180,6 +180,7 @@ int k3_exchange_new(struct k3_exchange *x, struct k3_router *r, struct k3_ids *p
         cJSON_AddStringToObject(shown, "mode", mode[r->mode]);
         cJSON_AddBoolToObject(shown, "thinking", r->mode == K3_ANSWER_CHAT && r->thinking);
         cJSON_AddStringToObject(shown, "model", r->model_dir);
+        cJSON_AddStringToObject(shown, "instance", r->instance);
         for (size_t i = 0; i < r->opt.stop.n; i++)
             cJSON_AddItemToArray(texts, cJSON_CreateString(r->opt.stop.item[i]));
         rc = k3_ask_new(&x->ask, prompt, &p, stop.id, stop.n, shown, r->state_dir, err);
@@ -191,7 +192,7 @@ int k3_exchange_new(struct k3_exchange *x, struct k3_router *r, struct k3_ids *p
 
 int k3_exchange_resume(struct k3_exchange *x, struct k3_router *r, const char *id, struct k3_err *err)
 {
-    const cJSON *shown, *mode, *model, *text;
+    const cJSON *shown, *mode, *model, *text, *instance;
     bool thinking;
     int rc;
 
@@ -206,6 +207,11 @@ int k3_exchange_resume(struct k3_exchange *x, struct k3_router *r, const char *i
     r->mode = strcmp(mode->valuestring, "chat") == 0  ? K3_ANSWER_CHAT
               : strcmp(mode->valuestring, "raw") == 0 ? K3_ANSWER_RAW
                                                       : K3_ANSWER_IDS;
+    instance = cJSON_GetObjectItemCaseSensitive(shown, "instance");
+    if (!r->instance[0])
+        rc = k3_router_find(r, cJSON_IsString(instance) ? instance->valuestring : "default", true, err);
+    if (rc < 0)
+        return rc;
     model = cJSON_GetObjectItemCaseSensitive(shown, "model");
     snprintf(r->model_dir, sizeof(r->model_dir), "%s",
              r->opt.model ? r->opt.model : cJSON_IsString(model) ? model->valuestring : "");
@@ -227,7 +233,7 @@ int k3_exchange_run(struct k3_exchange *x, struct k3_err *err)
     struct k3_ask_hooks hooks = { .arg = x, .token = on_token, .notice = on_notice, .interrupted = interrupted,
                                   .logits = o->logits ? on_logits : NULL,
                                   .progress = x->progress ? on_progress : NULL };
-    struct k3_ask_peer peer = { x->r->rundir, o->instance, o->wait_s };
+    struct k3_ask_peer peer = { x->r->rundir, x->r->instance, o->wait_s, o->model, o->state_dir };
     int rc, flush;
 
     x->stdout_tty = isatty(STDOUT_FILENO);

@@ -17,6 +17,7 @@
 #include "k3-router/file.h"
 
 #define MAGIC "k3-journal 1 "
+#define MODEL "model "
 #define JOURNAL_BYTES_MAX (512u << 20)
 #define SYNC_NS 1000000000ull
 
@@ -132,6 +133,15 @@ int k3_journal_create(struct k3_journal *j, const char *dir, const char *id, con
     return rc;
 }
 
+static bool parse_model(struct k3_journal_data *data, const char *json, size_t len)
+{
+    if (data->model || data->generated.n || data->end[0])
+        return false;
+    data->model = cJSON_ParseWithLength(json, len);
+    return cJSON_IsString(cJSON_GetObjectItemCaseSensitive(data->model, "model_digest")) &&
+           cJSON_IsString(cJSON_GetObjectItemCaseSensitive(data->model, "model"));
+}
+
 /* One whole line after the head, without its line end.  False: it is not a record. */
 static bool parse_record(struct k3_journal_data *data, const char *line, size_t len)
 {
@@ -140,6 +150,8 @@ static bool parse_record(struct k3_journal_data *data, const char *line, size_t 
     long long stop_id = -1;
     int n;
 
+    if (len > strlen(MODEL) && memcmp(line, MODEL, strlen(MODEL)) == 0)
+        return parse_model(data, line + strlen(MODEL), len - strlen(MODEL));
     if (len >= sizeof(copy) || data->end[0])
         return false;
     memcpy(copy, line, len);
@@ -225,8 +237,23 @@ int k3_journal_open(struct k3_journal *j, const char *dir, const char *id, struc
 void k3_journal_data_free(struct k3_journal_data *data)
 {
     cJSON_Delete(data->head);
+    cJSON_Delete(data->model);
     k3_ids_free(&data->generated);
     *data = (struct k3_journal_data){ .stop_id = -1 };
+}
+
+int k3_journal_model(struct k3_journal *j, const char *digest, const char *model, struct k3_err *err)
+{
+    struct k3_buf b = { 0 };
+    int rc = k3_buf_puts(&b, MODEL "{\"model_digest\":");
+
+    rc |= k3_buf_json(&b, digest, strlen(digest));
+    rc |= k3_buf_puts(&b, ",\"model\":");
+    rc |= k3_buf_json(&b, model, strlen(model));
+    rc |= k3_buf_puts(&b, "}\n");
+    rc = rc ? k3_fail(err, -ENOMEM, "journal %s: no memory", j->path) : put(j, b.bytes, b.len_bytes, true, err);
+    k3_buf_free(&b);
+    return rc;
 }
 
 int k3_journal_token(struct k3_journal *j, size_t index, uint32_t token, struct k3_err *err)

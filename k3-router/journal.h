@@ -3,6 +3,7 @@
  *
  *   k3-journal 1 ID
  *   {"submit":{..},..}      the head: what is submitted (prompt ids, parameters, seed) and how the answer is shown
+ *   model {"model_digest":"HEX","model":"DIR"}   what k3-computed runs, once it has taken the request; before any token
  *   t INDEX TOKEN           appended before the token is shown
  *   end REASON [STOP_ID]    stop, length or cancelled
  *
@@ -36,6 +37,7 @@ struct k3_journal { int fd; char path[1024]; uint64_t synced_ns; };
 struct k3_journal_data {
     cJSON *head;
     struct k3_ids generated;
+    cJSON *model;    /* NULL: not submitted yet */
     char end[16];    /* "" while it has not ended */
     int64_t stop_id; /* -1 none */
 };
@@ -56,6 +58,7 @@ int k3_journal_open(struct k3_journal *j, const char *dir, const char *id, struc
 int k3_journal_parse(struct k3_journal_data *data, const char *text, size_t len_bytes, const char *id,
                      const char *name, size_t *good_bytes, struct k3_err *err);
 void k3_journal_data_free(struct k3_journal_data *data);
+int k3_journal_model(struct k3_journal *j, const char *digest, const char *model, struct k3_err *err);
 int k3_journal_token(struct k3_journal *j, size_t index, uint32_t token, struct k3_err *err);
 int k3_journal_end(struct k3_journal *j, const char *reason, int64_t stop_id, struct k3_err *err);
 void k3_journal_close(struct k3_journal *j);

@@ -16,7 +16,7 @@ static bool usage(int *status, const char *what)
 bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *status)
 {
     const struct k3_opt table[] = {
-        { "instance", K3_OPT_STRING, &o->instance, "NAME", "instance name (default \"default\")", 0, 0 },
+        { "instance", K3_OPT_STRING, &o->instance, "NAME", "instance name (default: \"default\"; with --resume the request's)", 0, 0 },
         { "model", K3_OPT_STRING, &o->model, "DIR",
           "where the tokenizer is (default: the model that k3-computed runs)", 0, 0 },
         { "chat", K3_OPT_FLAG, &o->chat, NULL, "the prompt is a user's message (the default)", 0, 0 },
@@ -45,7 +45,7 @@ bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *sta
     };
     uint64_t seed;
 
-    *o = (struct k3_router_opts){ .instance = "default", .temperature = NOT_GIVEN, .top_p = NOT_GIVEN,
+    *o = (struct k3_router_opts){ .temperature = NOT_GIVEN, .top_p = NOT_GIVEN,
                                   .min_p = NOT_GIVEN, .top_k = UINT32_MAX, .parallel = 4, .wait_s = 60 };
     if (k3_opts_parse(table, "k3-router",
                       "asks k3-computed and shows the answer.  The whole of stdin is one prompt (without one trailing line\n"

@@ -14,6 +14,7 @@
 #define SUBMIT_MS 10000    /* for the answer to a submit, which may be long */
 #define CALL_MS 2500       /* for an answer that is due at once; a late one is asked for again */
 #define POLL_MS 250        /* so that an interrupt is seen within it */
+#define HINT 2400          /* bytes of a command that a person is told: two paths */
 #define RETRY_NS 100000000 /* between two tries to reach computed */
 
 static const char *const end_names[] = { "running", "stop", "length", "cancelled" };
@@ -96,6 +97,20 @@ static bool get_ids(const cJSON *array, struct k3_ids *out)
     return true;
 }
 
+/* False: o does not name a model. */
+static bool set_model(struct k3_ask_model *m, const cJSON *o)
+{
+    const cJSON *digest = cJSON_GetObjectItemCaseSensitive(o, "model_digest");
+    const cJSON *path = cJSON_GetObjectItemCaseSensitive(o, "model");
+
+    if (!cJSON_IsString(digest) || !cJSON_IsString(path) || !*digest->valuestring ||
+        strlen(digest->valuestring) >= sizeof(m->digest))
+        return false;
+    strcpy(m->digest, digest->valuestring);
+    snprintf(m->path, sizeof(m->path), "%s", path->valuestring);
+    return true;
+}
+
 int k3_ask_resume(struct k3_ask *a, const char *id, const char *state_dir, struct k3_err *err)
 {
     struct k3_journal_data data;
@@ -114,6 +129,9 @@ int k3_ask_resume(struct k3_ask *a, const char *id, const char *state_dir, struc
     a->generated = data.generated;
     a->end = data.end[0] ? end_of(data.end) : K3_ASK_RUNNING;
     a->stop_id = data.stop_id;
+    if (data.model)
+        set_model(&a->model, data.model);
+    cJSON_Delete(data.model);
     a->submit = cJSON_GetObjectItemCaseSensitive(a->head, "submit");
     seed = cJSON_GetObjectItemCaseSensitive(a->submit, "seed");
     if (!get_ids(cJSON_GetObjectItemCaseSensitive(a->submit, "prompt_ids"), &a->prompt) || a->prompt.n == 0 ||
@@ -150,7 +168,7 @@ struct run {
     const struct k3_ask_hooks *h;
     struct k3_client *client;
     uint64_t lost_ns;      /* since when nobody answers; 0 = somebody does */
-    bool submitted;        /* once, by this run */
+    bool running;          /* computed has had the request, by what this run heard */
     bool contact;          /* somebody has answered this run */
     bool noticed;          /* the outage has had its line */
     bool gone;             /* it has said that it is shutting down */
@@ -173,18 +191,40 @@ static void notice(struct run *r, const char *what)
     r->h->notice(r->h->arg, line);
 }
 
+/* How to start what the request needs. */
+static const char *up_hint(const struct run *r, char *out, size_t len)
+{
+    const struct k3_ask_peer *p = r->peer;
+    const char *model = r->a->model.path[0] ? r->a->model.path : p->model;
+
+    snprintf(out, len, "run/k3-run up --instance %s%s%s", p->instance, model ? " --model " : "", model ? model : "");
+    return out;
+}
+
+/* How to go on with it later.  The journal knows the instance; it is named for the person. */
+static const char *resume_hint(const struct run *r, char *out, size_t len)
+{
+    const struct k3_ask_peer *p = r->peer;
+    bool named = strcmp(p->instance, "default") != 0;
+
+    snprintf(out, len, "k3-router%s%s%s%s --resume %s", named ? " --instance " : "", named ? p->instance : "",
+             p->state_dir ? " --state-dir " : "", p->state_dir ? p->state_dir : "", r->a->id);
+    return out;
+}
+
 /* An outage: waits a little.  0: try again.  Negative: it has lasted for too long. */
 static int pause_lost(struct run *r, struct k3_err *err)
 {
     static const struct timespec pause = { 0, RETRY_NS };
     const struct k3_ask_peer *p = r->peer;
+    char up[HINT], resume[HINT];
 
     if (r->lost_ns == 0)
         r->lost_ns = k3_now_ns();
     if (k3_now_ns() - r->lost_ns >= p->wait_s * 1000000000ull)
         return k3_no_peer(err, -ETIMEDOUT, "k3-computed of instance \"%s\" did not come back within %u s; start it with: "
-                          "run/k3-run up --instance %s, then go on with: k3-router --resume %s", p->instance, p->wait_s,
-                          p->instance, r->a->id);
+                          "%s, then go on with: %s", p->instance, p->wait_s, up_hint(r, up, sizeof(up)),
+                          resume_hint(r, resume, sizeof(resume)));
     nanosleep(&pause, NULL);
     return 0;
 }
@@ -195,10 +235,11 @@ static int lost(struct run *r, struct k3_err *err)
     const struct k3_ask_peer *p = r->peer;
     int code = err->code;
     bool alive = k3_lock_alive(p->rundir, "k3-computed");
+    char up[HINT];
 
     if (!r->contact && !alive)
         return k3_no_peer(err, code, "k3-computed of instance \"%s\" is not running (nobody serves %s/computed.sock);"
-                          " start it with: run/k3-run up --instance %s", p->instance, p->rundir, p->instance);
+                          " start it with: %s", p->instance, p->rundir, up_hint(r, up, sizeof(up)));
     if (code == -ETIMEDOUT && alive) /* it is only busy: never acted on */
         return 0;
     if (!alive)
@@ -236,6 +277,40 @@ static int call(struct run *r, const cJSON *request, int timeout_ms, cJSON **rep
     return err->exit_status == K3_EXIT_NO_PEER ? lost(r, err) : rc;
 }
 
+/* Nothing that this model says may be added to the answer. */
+static int other_model(const struct run *r, const struct k3_ask_model *now, struct k3_err *err)
+{
+    const struct k3_ask *a = r->a;
+    char up[HINT], resume[HINT];
+    int rc = k3_refuse(err, -ESTALE, "request %s was begun by the model %s (digest %.8s), but k3-computed of instance \"%s\""
+                       " runs %s (digest %.8s), which cannot finish it; %zu tokens are safe; start the first one with: %s,"
+                       " then go on with: %s", a->id, a->model.path, a->model.digest, r->peer->instance, now->path,
+                       now->digest, a->generated.n, up_hint(r, up, sizeof(up)), resume_hint(r, resume, sizeof(resume)));
+
+    if (r->running)
+        err->exit_status = K3_EXIT_UNTRUSTED;
+    return rc;
+}
+
+/* A reply to submit names the model: the first one decides. */
+static int check_model(struct run *r, const cJSON *reply, struct k3_err *err)
+{
+    struct k3_ask *a = r->a;
+    struct k3_ask_model now = { "", "" };
+
+    if (!set_model(&now, reply))
+        return is_ok(reply) ? k3_fail(err, -EPROTO, "k3-computed: a reply to submit without model_digest and model") : 0;
+    if (a->model.digest[0])
+        return strcmp(a->model.digest, now.digest) == 0 ? 0 : other_model(r, &now, err);
+    if (!is_ok(reply))
+        return 0;
+    if (a->generated.n)
+        return k3_refuse(err, -EINVAL, "journal %s: %zu tokens, and no word of the model that they are from",
+                         a->journal.path, a->generated.n);
+    a->model = now;
+    return k3_journal_model(&a->journal, now.digest, now.path, err);
+}
+
 /* *due: stays true when nobody answered and it is to be tried again. */
 static int submit(struct run *r, bool *due, struct k3_err *err)
 {
@@ -246,15 +321,20 @@ static int submit(struct run *r, bool *due, struct k3_err *err)
     cJSON_DeleteItemFromObjectCaseSensitive(a->submit, "generated_ids");
     if (a->generated.n && !add_ids(a->submit, "generated_ids", a->generated.id, a->generated.n))
         return k3_fail(err, -ENOMEM, "request: no memory for %zu ids", a->generated.n);
+    cJSON_DeleteItemFromObjectCaseSensitive(a->submit, "model_digest");
+    if (a->model.digest[0])
+        cJSON_AddStringToObject(a->submit, "model_digest", a->model.digest);
     if (a->has_logits)
         cJSON_ReplaceItemInObjectCaseSensitive(a->submit, "logits", cJSON_CreateFalse());
     rc = call(r, a->submit, SUBMIT_MS, &reply, err);
+    if (rc == 0 && reply)
+        rc = check_model(r, reply, err);
     if (rc == 0 && reply && !is_ok(reply)) {
         rc = refused(reply, err);
-        if (err->exit_status == K3_EXIT_NO_PEER && (r->submitted || a->resumed)) /* it is shutting down */
+        if (err->exit_status == K3_EXIT_NO_PEER && (r->running || a->resumed)) /* it is shutting down */
             rc = pause_lost(r, err);
     } else if (rc == 0 && reply) {
-        r->submitted = true;
+        r->running = true;
         r->from = 0;
         *due = false;
     }
@@ -444,6 +524,7 @@ static int poll_once(struct run *r, bool *unknown, struct k3_err *err)
         *unknown = cJSON_IsString(what) && strcmp(what->valuestring, "ENOENT") == 0;
         rc = *unknown ? 0 : refused(reply, err);
     } else {
+        r->running = true;
         get_number(reply, "next", 0, 9e15, &r->from);
         rc = take_events(r, cJSON_GetObjectItemCaseSensitive(reply, "events"), err);
         if (!r->gone) {
@@ -464,7 +545,7 @@ static int poll_once(struct run *r, bool *unknown, struct k3_err *err)
 static int run(struct run *r, struct k3_err *err)
 {
     struct k3_ask *a = r->a;
-    bool unknown = !a->resumed;
+    bool unknown = !a->resumed || !a->model.digest[0]; /* a repeated submit changes nothing, and names the model */
     int rc = 0;
 
     while (rc == 0 && a->end == K3_ASK_RUNNING) {
@@ -476,7 +557,7 @@ static int run(struct run *r, struct k3_err *err)
             rc = poll_once(r, &unknown, err);
             continue;
         }
-        if (r->submitted)
+        if (r->running)
             notice(r, "was restarted");
         rc = submit(r, &unknown, err);
     }

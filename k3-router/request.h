@@ -6,7 +6,9 @@
  *   LOST     -> RUNNING   it answers again: poll, and when it does not know the id, submit with the tokens so far
  *   LOST     -> failed    nobody came back within wait_s (exit 3); the journal keeps the tokens for --resume
  *   RUNNING  -> ENDED     done event, a stop text (the caller's token hook says so), or an interrupt: cancel, forget
- * A resumed request begins as LOST. */
+ * A resumed request begins as LOST.
+ * An answer is finished by the model that began it: its digest is in the journal and goes with every further submit.  When
+ * another model answers, the request is refused (exit 2 when it is being resumed, exit 4 in mid-answer). */
 #ifndef K3_ROUTER_REQUEST_H
 #define K3_ROUTER_REQUEST_H
 
@@ -28,6 +30,9 @@ struct k3_ask_params {
 enum k3_ask_end { K3_ASK_RUNNING, K3_ASK_STOP, K3_ASK_LENGTH, K3_ASK_CANCELLED };
 const char *k3_ask_end_name(enum k3_ask_end end);
 
+/* What an answer is computed by.  digest "": not known yet. */
+struct k3_ask_model { char digest[65], path[1024]; };
+
 struct k3_ask {
     char id[K3_JOURNAL_ID_LEN + 1];
     cJSON *submit; /* what is sent, without generated_ids; part of the journal's head */
@@ -35,6 +40,7 @@ struct k3_ask {
     struct k3_ids prompt, generated;
     struct k3_ask_params params;
     struct k3_journal journal;
+    struct k3_ask_model model; /* of the journal: no other one goes on with the answer */
     bool resumed, has_logits;
     enum k3_ask_end end;
     int64_t stop_id; /* -1 none */
@@ -64,7 +70,8 @@ struct k3_ask_hooks {
     int (*logits)(void *arg, const void *bytes, size_t len_bytes);     /* float32 of the first generated position */
     bool (*interrupted)(void *arg);
 };
-struct k3_ask_peer { const char *rundir, *instance; unsigned wait_s; };
+/* model, state_dir: what the person has named, for the hints; NULL: nothing. */
+struct k3_ask_peer { const char *rundir, *instance; unsigned wait_s; const char *model, *state_dir; };
 
 /* Gives tokens that the journal already holds to the hook, then runs the request to its end; returns at once when it has
  * ended before.  Exit 3 and how to start the family when nobody is there.  After a negative return the journal is whole

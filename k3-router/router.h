@@ -37,6 +37,7 @@ struct k3_generation {
 
 struct k3_router {
     struct k3_router_opts opt;
+    char instance[64];
     char rundir[512], model_dir[1024], state_dir[1000];
     uint64_t ctx;                  /* of k3-computed; 0 = it does not say */
     struct k3_tokenizer *t;        /* NULL: none needed and none there */
@@ -56,6 +57,8 @@ bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *sta
 int k3_router_open(struct k3_router *r, struct k3_err *err);
 /* The tokenizer and the defaults from model_dir.  k3_router_open() does it, but for --resume, where the journal names the
  * model. */
+/* Sets instance and rundir.  absent_ok: it need not have been started. */
+int k3_router_find(struct k3_router *r, const char *instance, bool absent_ok, struct k3_err *err);
 int k3_router_open_model(struct k3_router *r, struct k3_err *err);
 void k3_router_close(struct k3_router *r);
 /* From here on SIGINT is counted and no longer ends the program. */

@@ -219,18 +219,30 @@ void k3_router_catch_interrupts(void)
     sigaction(SIGINT, &sa, NULL);
 }
 
+int k3_router_find(struct k3_router *r, const char *instance, bool absent_ok, struct k3_err *err)
+{
+    const char *model = r->opt.model;
+    int rc = k3_instance_check(instance, err);
+
+    if (rc < 0)
+        return rc;
+    snprintf(r->instance, sizeof(r->instance), "%s", instance);
+    rc = k3_rundir(r->rundir, sizeof(r->rundir), instance, false, err);
+    if (rc == -ENOENT && absent_ok) /* the answer may be whole already */
+        return 0;
+    if (rc == -ENOENT) /* no such instance has ever been: the same as nobody being there */
+        rc = k3_no_peer(err, rc, "instance \"%s\" is not running (there is no %s); start it with: run/k3-run up "
+                        "--instance %s%s%s", instance, r->rundir, instance, model ? " --model " : "", model ? model : "");
+    return rc;
+}
+
 int k3_router_open(struct k3_router *r, struct k3_err *err)
 {
     const struct k3_router_opts *o = &r->opt;
-    int rc = k3_instance_check(o->instance, err);
+    int rc = 0;
 
-    if (rc == 0)
-        rc = k3_rundir(r->rundir, sizeof(r->rundir), o->instance, false, err);
-    if (rc == -ENOENT && o->resume) /* the answer may be whole already */
-        rc = 0;
-    else if (rc == -ENOENT) /* no such instance has ever been: the same as nobody being there */
-        rc = k3_no_peer(err, rc, "instance \"%s\" is not running (there is no %s); start it with: run/k3-run up "
-                        "--instance %s", o->instance, r->rundir, o->instance);
+    if (o->instance || !o->resume) /* else its journal names the instance */
+        rc = k3_router_find(r, o->instance ? o->instance : "default", o->resume, err);
     if (rc == 0)
         rc = k3_journal_dir(r->state_dir, sizeof(r->state_dir), o->state_dir, err);
     if (rc < 0)

@@ -40,6 +40,7 @@ static void write_one(unsigned n_tokens, const char *end)
     unlink(path);
     if (k3_journal_create(&j, dir, id, h, &err) < 0)
         fail_msg("%s", err.text);
+    assert_int_equal(k3_journal_model(&j, "00ff", "/m/a \"b\"\n", &err), 0);
     for (unsigned i = 0; i < n_tokens; i++)
         assert_int_equal(k3_journal_token(&j, i, 1000 + i, &err), 0);
     if (end)
@@ -65,6 +66,8 @@ static void test_round_trip(void **state)
     assert_int_equal(d.generated.n, 5);
     assert_int_equal(d.generated.id[4], 1004);
     assert_string_equal(d.end, "stop");
+    assert_string_equal(cJSON_GetObjectItem(d.model, "model_digest")->valuestring, "00ff");
+    assert_string_equal(cJSON_GetObjectItem(d.model, "model")->valuestring, "/m/a \"b\"\n");
     assert_int_equal(d.stop_id, 1282);
     assert_string_equal(cJSON_GetObjectItem(cJSON_GetObjectItem(d.head, "submit"), "seed")->valuestring,
                         "18446744073709551615");
@@ -113,6 +116,7 @@ static void test_torn_at_every_byte(void **state)
             close(fd);
             for (size_t i = head_bytes; i < cut; i++)
                 n_lines += whole.bytes[i] == '\n';
+            n_lines -= n_lines > 0; /* the model's */
             rc = k3_journal_open(&j, dir, id, &d, &err);
             if (cut < head_bytes) {
                 assert_true(rc < 0 && err.exit_status == K3_EXIT_REFUSED);
@@ -151,6 +155,8 @@ static void refuse(const char *text, const char *words)
 
 #define HEAD "k3-journal 1 0123456789abcdef0123456789abcdef\n{\"submit\":{}}\n"
 
+#define MODEL "model {\"model_digest\":\"00\",\"model\":\"/m\"}\n"
+
 static void test_refusals(void **state)
 {
     struct k3_journal j = K3_JOURNAL_INIT;
@@ -172,6 +178,10 @@ static void test_refusals(void **state)
     refuse(HEAD "end running\n", "line 3");
     refuse(HEAD "end stop 1\nt 0 5\n", "line 4");
     refuse(HEAD "\n", "line 3");
+    refuse(HEAD "model {\"model_digest\":\"00\"}\n", "line 3");
+    refuse(HEAD "model nothing\n", "line 3");
+    refuse(HEAD MODEL MODEL, "line 4");
+    refuse(HEAD "t 0 5\n" MODEL, "line 4");
     assert_int_equal(k3_journal_open(&j, dir, "ffffffffffffffffffffffffffffffff", &d, &err), -ENOENT);
     assert_int_equal(err.exit_status, K3_EXIT_REFUSED);
     assert_int_equal(k3_journal_open(&j, dir, "../../etc/passwd", &d, &err), -EINVAL);

@@ -115,7 +115,7 @@ static void new_ask(struct k3_ask *a, bool logits)
 static int run_ask(struct k3_ask *a, const struct step *steps, size_t n, struct seen *s, struct k3_err *err)
 {
     struct k3_ask_hooks h = { s, on_token, on_progress, on_notice, on_logits, interrupted };
-    struct k3_ask_peer peer = { dir, "t-request", 1 };
+    struct k3_ask_peer peer = { dir, "t-request", 1, NULL, NULL };
     struct k3_server *server = NULL;
     int rc;
 
@@ -140,7 +140,9 @@ static void seen_free(struct seen *s)
     k3_buf_free(&s->logits);
 }
 
-#define OK "{\"ok\":true}"
+#define MODEL "\"model\":\"/m/first\",\"model_digest\":\"1111111122222222\""
+#define OTHER "\"model\":\"/m/other\",\"model_digest\":\"3333333344444444\""
+#define OK "{\"ok\":true," MODEL "}"
 #define EVENTS(next, list) "{\"ok\":true,\"next\":" #next ",\"events\":[" list "]}"
 #define TOKEN(index, id) "{\"type\":\"token\",\"index\":" #index ",\"token\":" #id "}"
 #define STOP "{\"type\":\"done\",\"reason\":\"stop\",\"stop_id\":2}"
@@ -175,13 +177,14 @@ static void test_answer(void **state)
     assert_non_null(strstr(last_submit, "\"seed\":\"18446744073709551615\""));
     assert_non_null(strstr(last_submit, "\"stop_ids\":[2]"));
     assert_null(strstr(last_submit, "generated_ids"));
+    assert_null(strstr(last_submit, "model_digest")); /* any model may begin */
     strcpy(id, a.id);
     k3_ask_free(&a);
     /* From the journal alone, nobody there. */
     s.ids.n = 0;
     assert_int_equal(k3_ask_resume(&again, id, dir, &err), 0);
     assert_int_equal(again.params.seed, UINT64_MAX);
-    assert_int_equal(k3_ask_run(&again, &(struct k3_ask_peer){ "/nonexistent", "x", 0 },
+    assert_int_equal(k3_ask_run(&again, &(struct k3_ask_peer){ "/nonexistent", "x", 0, NULL, NULL },
                                 &(struct k3_ask_hooks){ &s, on_token, NULL, NULL, NULL, NULL }, &err), 0);
     assert_ids_text(&s.ids, "[7,8,2]", "from the journal");
     k3_ask_free(&again);
@@ -197,7 +200,7 @@ static void test_restarts(void **state)
         { "submit", OK },
         { "poll", EVENTS(1, TOKEN(2, 9)) },
         { "poll", EVENTS(2, "{\"type\":\"error\",\"code\":3,\"message\":\"shutting down\"}") },
-        { "submit", "{\"ok\":true,\"known\":true}" }, /* still the old one */
+        { "submit", "{\"ok\":true,\"known\":true," MODEL "}" }, /* still the old one */
         { "poll", EVENTS(2, TOKEN(2, 9) ",{\"type\":\"error\",\"code\":3,\"message\":\"shutting down\"}") },
         { "submit", "{\"ok\":false,\"code\":3,\"error\":\"draining\"}" },
         { "submit", OK },
@@ -216,6 +219,7 @@ static void test_restarts(void **state)
     assert_int_equal(s.n_notices, 2);
     assert_string_equal(s.notice, "k3-computed went away; waiting for it; 3 tokens are safe");
     assert_non_null(strstr(last_submit, "\"generated_ids\":[7,8,9]"));
+    assert_non_null(strstr(last_submit, "\"model_digest\":\"1111111122222222\""));
     k3_ask_free(&a);
     seen_free(&s);
 }
@@ -316,7 +320,7 @@ static void test_nobody(void **state)
 {
     struct seen s = { 0 };
     struct k3_ask_hooks h = { &s, on_token, NULL, on_notice, NULL, NULL };
-    struct k3_ask_peer peer = { dir, "t-request", 60 };
+    struct k3_ask_peer peer = { dir, "t-request", 60, NULL, NULL };
     struct k3_err err = K3_ERR_INIT;
     struct k3_ask a;
 
@@ -328,6 +332,59 @@ static void test_nobody(void **state)
     assert_int_equal(s.n_notices, 0);
     k3_ask_free(&a);
     seen_free(&s);
+}
+
+/* What is in the journal now, and it must be the same afterwards. */
+static void refused_without_a_trace(struct k3_ask *a, const struct step *steps, size_t n, int exit_status, size_t n_tokens)
+{
+    struct seen s = { 0 };
+    struct k3_err err;
+
+    assert_true(run_ask(a, steps, n, &s, &err) < 0);
+    assert_int_equal(err.exit_status, exit_status);
+    for (const char *const *w = (const char *const[]){ "/m/first (digest 11111111)", "/m/other (digest 33333333)",
+                                                      "run/k3-run up --instance t-request --model /m/first, then",
+                                                      "k3-router --instance t-request --resume ", NULL }; *w; w++)
+        if (!strstr(err.text, *w))
+            fail_msg("\"%s\" is not in \"%s\"", *w, err.text);
+    assert_int_equal(a->generated.n, n_tokens);
+    assert_int_equal(s.ids.n, n_tokens);
+    assert_int_equal(a->end, K3_ASK_RUNNING);
+    assert_int_equal(n_cancel + n_forget, 0);
+    seen_free(&s);
+}
+
+static void test_other_model(void **state)
+{
+    static const struct step middle[] = { { "submit", OK }, { "poll", EVENTS(1, TOKEN(0, 7)) }, { "poll", UNKNOWN },
+                                          { "submit", "{\"ok\":true," OTHER "}" } };
+    static const struct step resumed[] = {
+        { "poll", UNKNOWN }, { "submit", "{\"ok\":false,\"code\":2,\"errno\":\"ESTALE\",\"error\":\"x\"," OTHER "}" } };
+    static const struct step in_middle[] = { { "poll", EVENTS(0, "") }, { "poll", UNKNOWN },
+                                             { "submit", "{\"ok\":true," OTHER "}" } };
+    static const struct step right[] = { { "poll", UNKNOWN }, { "submit", OK }, { "poll", EVENTS(1, TOKEN(1, 8) "," STOP) } };
+    struct seen s = { 0 };
+    struct k3_err err;
+    struct k3_ask a;
+    char id[K3_JOURNAL_ID_LEN + 1];
+
+    (void)state;
+    new_ask(&a, false);
+    refused_without_a_trace(&a, middle, N(middle), K3_EXIT_UNTRUSTED, 1);
+    strcpy(id, a.id);
+    k3_ask_free(&a);
+    assert_int_equal(k3_ask_resume(&a, id, dir, &err), 0);
+    refused_without_a_trace(&a, resumed, N(resumed), K3_EXIT_REFUSED, 1);
+    k3_ask_free(&a);
+    assert_int_equal(k3_ask_resume(&a, id, dir, &err), 0);
+    refused_without_a_trace(&a, in_middle, N(in_middle), K3_EXIT_UNTRUSTED, 1);
+    k3_ask_free(&a);
+    assert_int_equal(k3_ask_resume(&a, id, dir, &err), 0);
+    assert_int_equal(run_ask(&a, right, N(right), &s, &err), 0);
+    assert_ids_text(&s.ids, "[7,8]", "by the model that began it");
+    k3_ask_free(&a);
+    seen_free(&s);
+    FAILS(1, "without model_digest", { "submit", "{\"ok\":true}" });
 }
 
 static void test_generation_config(void **state)
@@ -379,6 +436,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_answer), cmocka_unit_test(test_restarts), cmocka_unit_test(test_logits_once),
         cmocka_unit_test(test_stop_hook_and_interrupt), cmocka_unit_test(test_failures), cmocka_unit_test(test_nobody),
+        cmocka_unit_test(test_other_model),
         cmocka_unit_test(test_generation_config),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -1,0 +1,93 @@
+#!/usr/bin/env bats
+# An answer is finished by the model that began it, on whatever instance; what is said when it cannot be.
+load helpers
+
+LONG=(--raw --temperature 100 --top-p 1 --seed 8 --max-tokens 1500)
+
+setup_file() {
+    export OTHER=$BATS_FILE_TMPDIR/other-model STATE=$BATS_FILE_TMPDIR/state
+    "$K3_BIN/k3-mkmodel" --out "$OTHER" --layers 4 --experts 8 --hidden 64 --vocab 1536 --kda-heads 2 --kda-dim 32 \
+        --mla-heads 2 --q-lora 32 --kv-lora 32 --qk-nope 16 --qk-rope 16 --v-dim 16 --dense-inter 64 --moe-inter 32 \
+        --latent 32 --top-k 2 --shared-experts 1 --first-dense 1 --full-attn 4 --res-block 2 --eos 2 --bos 1 --pad 0 >&2
+    up --ctx 2048
+    printf 'Tell me' | router --state-dir "$STATE" "${LONG[@]}" >"$BATS_FILE_TMPDIR/whole"
+}
+teardown_file() { down; }
+setup() { STATE=$BATS_TEST_TMPDIR/state; }
+teardown() {
+    [ -z "${PID:-}" ] || kill -KILL "$PID" 2>/dev/null || true
+    INSTANCE=$INSTANCE-b down
+}
+
+start() { # start OPTION...: the long answer in the background, stopped in its middle; sets PID, ID, JOURNAL
+    printf 'Tell me' >"$BATS_TEST_TMPDIR/in"
+    "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "$STATE" "${LONG[@]}" "$@" <"$BATS_TEST_TMPDIR/in" \
+        >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+    PID=$!
+    for _ in $(seq 600); do
+        JOURNAL=$(ls "$STATE"/*.journal 2>/dev/null) && [ "$(grep -c '^t ' "$JOURNAL")" -ge 30 ] && break
+        sleep 0.01
+    done
+    kill -STOP $PID
+    ID=$(basename "$JOURNAL" .journal)
+    ! grep -q '^end' "$JOURNAL"
+}
+says_both() { # says_both FILE: one line with both models, and how to go on
+    grep -qE "$ID was begun by the model $DEMO \(digest [0-9a-f]{8}\).* runs $OTHER \(digest [0-9a-f]{8}\)" "$1"
+    grep -qF "run/k3-run up --instance $2 --model $DEMO, then go on with: k3-router --instance $2 --state-dir $STATE --resume $ID" "$1"
+}
+
+@test "another model comes up in mid-answer: exit 4, nothing is added; the first one finishes it" {
+    start
+    down
+    up --ctx 2048 --model "$OTHER"
+    kill -CONT $PID
+    status=0
+    wait $PID || status=$?
+    cat "$BATS_TEST_TMPDIR/err"
+    cp "$JOURNAL" "$BATS_TEST_TMPDIR/before"
+    [ "$status" -eq 4 ]
+    says_both "$BATS_TEST_TMPDIR/err" "$INSTANCE"
+    # The same when it is resumed there: exit 2, in one line.
+    run router --state-dir "$STATE" --resume "$ID" --json
+    [ "$status" -eq 2 ]
+    router --state-dir "$STATE" --resume "$ID" >/dev/null 2>"$BATS_TEST_TMPDIR/err2" || true
+    cat "$BATS_TEST_TMPDIR/err2"
+    [ "$(wc -l <"$BATS_TEST_TMPDIR/err2")" -eq 1 ]
+    says_both "$BATS_TEST_TMPDIR/err2" "$INSTANCE"
+    cmp "$JOURNAL" "$BATS_TEST_TMPDIR/before"
+    down
+    up --ctx 2048
+    router --state-dir "$STATE" --resume "$ID" | cmp - "$BATS_FILE_TMPDIR/whole"
+}
+
+@test "--resume goes to the journal's instance; on another one only the same model goes on" {
+    start
+    kill -KILL $PID
+    timeout 60 "$K3_BIN/k3-router" --state-dir "$STATE" --resume "$ID" | cmp - "$BATS_FILE_TMPDIR/whole"
+    rm "$STATE"/*.journal
+    start
+    kill -KILL $PID
+    (INSTANCE=$INSTANCE-b up --ctx 2048 --model "$OTHER")
+    cp "$JOURNAL" "$BATS_TEST_TMPDIR/before"
+    run timeout 60 "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" --resume "$ID"
+    [ "$status" -eq 2 ]
+    echo "$output" >"$BATS_TEST_TMPDIR/says"
+    says_both "$BATS_TEST_TMPDIR/says" "$INSTANCE-b"
+    cmp "$JOURNAL" "$BATS_TEST_TMPDIR/before"
+    (INSTANCE=$INSTANCE-b down; INSTANCE=$INSTANCE-b up --ctx 2048)
+    timeout 60 "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" --resume "$ID" | cmp - "$BATS_FILE_TMPDIR/whole"
+}
+
+@test "k3-run restart k3-computed in mid-answer: it goes on to the byte" {
+    start
+    "$ROOT/run/k3-run" restart k3-computed --instance "$INSTANCE" 3>&- 4>&- &
+    restart=$!
+    sleep 0.2
+    kill -CONT $PID
+    wait $restart
+    wait $PID
+    cat "$BATS_TEST_TMPDIR/err"
+    cmp "$BATS_TEST_TMPDIR/out" "$BATS_FILE_TMPDIR/whole"
+    grep -qE 'k3-computed (went away; waiting for it|was restarted); [0-9]+ tokens are safe' "$BATS_TEST_TMPDIR/err"
+}
