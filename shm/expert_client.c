@@ -21,6 +21,7 @@
 
 #define EXPERTD "k3-expertd"
 #define TICK_NS 20000000ull
+#define REFUSAL_NS 2000000000ull /* a successor holds the lock a moment before it removes what a dead one left */
 
 struct arena {
     struct k3_seg seg;
@@ -288,6 +289,7 @@ static int wait_tick(uint64_t until_ns)
 /* Attaches to whichever expertd lives, or will; until_ns UINT64_MAX waits for ever (k3-run restarts the dead). */
 static int attach(struct k3_expert_client *c, uint64_t until_ns, struct k3_err *err)
 {
+    uint64_t refused_since_ns = 0;
     int rc;
 
     for (;;) {
@@ -295,6 +297,14 @@ static int attach(struct k3_expert_client *c, uint64_t until_ns, struct k3_err *
             return k3_fail(err, -ECANCELED, "stopped while waiting for k3-expertd");
         if (!c->ctl.base) {
             rc = open_segments(c, err);
+            if (rc == 0 || rc == -EAGAIN || rc == -ENOENT) {
+                refused_since_ns = 0;
+            } else {
+                if (refused_since_ns == 0)
+                    refused_since_ns = k3_now_ns();
+                if (k3_now_ns() - refused_since_ns < REFUSAL_NS && wait_tick(until_ns) == 0)
+                    continue;
+            }
             if (rc == -EAGAIN || rc == -ENOENT) {
                 if (wait_tick(until_ns) < 0)
                     return k3_no_peer(err, -ETIMEDOUT, "no k3-expertd serves instance %s: start it, or see its log",

@@ -6,10 +6,12 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "expert_world.h"
@@ -379,6 +381,58 @@ static void other_checkpoint_is_refused(void **state)
     k3_xw_close(&w);
 }
 
+struct opening {
+    struct k3_expert_client *c;
+    struct k3_xw *at;
+    const struct k3_model *m;
+    struct k3_err err;
+    int rc;
+};
+static void *open_client(void *arg)
+{
+    struct opening *o = arg;
+
+    o->rc = k3_expert_client_open(&o->c, o->at->instance, o->at->rundir, o->m, 1, 20000000000ull, &o->err);
+    return NULL;
+}
+
+/* Everything was killed and comes up with another model: the new expertd holds the lock a moment before it replaces what
+ * the dead one left, and that must not be taken for the new one's word. */
+static void stale_segment_of_another_checkpoint(void **state)
+{
+    struct k3_xw_shape s = plain;
+    struct k3_xw w, other, next;
+    struct opening o = { .err = K3_ERR_INIT };
+    pthread_t thread;
+    uint32_t generation;
+    char cache[32];
+    int lock;
+
+    (void)state;
+    k3_xw_open(&w, &plain);
+    s.seed = 99;
+    k3_xw_open(&other, &s);
+    k3_xw_daemon_start(&w, (const char *const[]){ "--cache-gb", k3_xw_cache(&w, 6, cache, sizeof(cache)), NULL });
+    k3_xw_log_wait(&w, "event=ready");
+    k3_xw_daemon_kill(&w);
+    assert_int_equal(k3_lock_take(&lock, &generation, w.rundir, "k3-expertd", &o.err), 0);
+    o.at = &w;
+    o.m = other.m;
+    assert_int_equal(pthread_create(&thread, NULL, open_client, &o), 0);
+    nanosleep(&(struct timespec){ 0, 300000000 }, NULL);
+    k3_lock_drop(&lock);
+    next = other; /* its model in the place of the dead one */
+    memcpy(next.instance, w.instance, sizeof(next.instance));
+    memcpy(next.rundir, w.rundir, sizeof(next.rundir));
+    k3_xw_daemon_start(&next, (const char *const[]){ "--cache-gb", k3_xw_cache(&next, 6, cache, sizeof(cache)), NULL });
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(o.rc, 0);
+    k3_expert_client_close(o.c);
+    assert_int_equal(k3_xw_daemon_stop(&next), 0);
+    k3_xw_close(&other);
+    k3_xw_close(&w);
+}
+
 /* A shard cut short while it is being served: its experts fail by name, all others go on. */
 static void truncated_shard(void **state)
 {
@@ -448,6 +502,7 @@ int main(void)
         cmocka_unit_test(stop_ends_a_wait),
         cmocka_unit_test(nobody_there),
         cmocka_unit_test(other_checkpoint_is_refused),
+        cmocka_unit_test(stale_segment_of_another_checkpoint),
         cmocka_unit_test(truncated_shard),
     };
 
