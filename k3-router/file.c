@@ -28,7 +28,7 @@ int k3_file_read_fd(struct k3_buf *out, int fd, const char *name, size_t max_byt
 
 int k3_file_read(struct k3_buf *out, const char *path, size_t max_bytes, struct k3_err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC), rc;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), rc; /* a FIFO would wait for its writer */
     struct stat st;
 
     if (fd < 0)

@@ -427,7 +427,7 @@ int k3_config_parse(struct k3_config *out, const char *json, size_t len_bytes, u
 
 static int read_file(const char *path, char **out, size_t *len_bytes, struct k3_err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a FIFO would wait for its writer */
     struct stat st;
     ssize_t n = 0;
     size_t have = 0;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "model/index_private.h"
@@ -53,12 +54,15 @@ static int walk(struct k3_scan *s, visit_fn *visit, void *arg, struct k3_err *er
 
 static int walk_list(const char *path, visit_fn *visit, void *arg, struct k3_err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC), rc;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), rc; /* a FIFO would wait for its writer */
+    struct stat st;
     char *window = malloc(WINDOW_BYTES);
     struct k3_scan s;
 
     if (fd < 0)
         rc = k3_refuse(err, -errno, "open %s: %s", path, strerror(errno));
+    else if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
+        rc = k3_refuse(err, -EINVAL, "%s is not a regular file", path);
     else if (!window)
         rc = k3_fail(err, -ENOMEM, "no memory to read %s", path);
     else {

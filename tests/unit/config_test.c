@@ -4,9 +4,12 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/unit/model_files.h"
 
@@ -287,11 +290,21 @@ static void no_such_directory(void **state)
     (void)state;
     struct k3_err err = K3_ERR_INIT;
     struct k3_config c;
+    char dir[] = "/tmp/k3-config-XXXXXX", path[64];
 
     assert_int_not_equal(k3_config_read(&c, "/tmp/k3-no-such-directory", 0, &err), 0);
     assert_int_equal(err.exit_status, K3_EXIT_REFUSED);
     assert_non_null(strstr(err.text, "/tmp/k3-no-such-directory/config.json"));
     assert_int_equal(k3_config_read(&c, "run/demo-model", 0, &err), 0);
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(20); /* a FIFO must not be waited for */
+    assert_int_equal(k3_config_read(&c, dir, 0, &err), -EINVAL);
+    alarm(0);
+    assert_non_null(strstr(err.text, "config.json is not a regular file"));
+    unlink(path);
+    rmdir(dir);
     assert_int_equal(c.n_experts, 32);
 }
 

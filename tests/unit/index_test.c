@@ -272,6 +272,13 @@ static void not_a_file(void **state)
     rmdir(path);
     assert_int_equal(symlink("/nowhere/at/all", path), 0);
     dir_refused(dir, "x.safetensors", "No such file");
+    unlink(path);
+    k3_test_put_shard(dir, "a.safetensors", "{\"x\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}", 8);
+    snprintf(path, sizeof(path), "%s/model.safetensors.index.json", dir);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(20); /* a FIFO must not be waited for */
+    dir_refused(dir, "model.safetensors.index.json is not a regular file", dir);
+    alarm(0);
     k3_test_dir_remove(dir);
 }
 
