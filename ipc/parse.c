@@ -1,10 +1,12 @@
 #include "ipc/parse.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ipc/daemon.h"
 
@@ -198,11 +200,23 @@ static int store_value(const struct k3_opt *o, const char *program, const char *
     return 0;
 }
 
+/* A descriptor that the caller closed would go to the next file that is opened, and the log into a
+ * segment or the answer into the journal.  Input is empty then, output fails. */
+static void fill_standard_descriptors(void)
+{
+    static const int flags[] = { O_RDONLY, O_RDONLY, O_RDWR };
+
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", flags[fd]) != fd)
+            return; /* no /dev/null: nothing else to take */
+}
+
 bool k3_opts_parse(const struct k3_opt *table, const char *program, const char *summary, int argc,
                    char **argv, struct k3_str_list *operands, int *status)
 {
     bool options_over = false;
 
+    fill_standard_descriptors();
     *status = K3_EXIT_REFUSED;
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i], *eq, *value = NULL;

@@ -33,7 +33,7 @@ struct k3_opt {
     const char *help;
     double min, max;  /* numbers only; max 0 = no limit */
 };
-/* Parses argv.  Handles --help (to stdout) and --version.  "--name value" and "--name=value".  Operands are allowed
+/* Parses argv, after filling closed standard descriptors, so: before any file is opened.  Handles --help (to stdout) and --version.  "--name value" and "--name=value".  Operands are allowed
  * only when operands is not NULL.  Returns true when the program should end now with *status (help: 0; bad usage: 2,
  * one line on stderr). */
 bool k3_opts_parse(const struct k3_opt *table, const char *program, const char *summary, int argc, char **argv,
