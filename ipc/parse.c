@@ -104,7 +104,7 @@ static size_t edit_distance(const char *a, size_t n_a, const char *b)
 static const char *nearest(const struct k3_opt *table, const char *name, size_t len)
 {
     const char *best = NULL;
-    size_t best_distance = 4; /* farther than three letters is no help */
+    size_t best_distance = (len + 1) / 3 + 1; /* farther than a third of the letters is no help */
 
     for (const struct k3_opt *o = table; o->name; o++) {
         size_t d = edit_distance(name, len, o->name);

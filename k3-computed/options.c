@@ -8,7 +8,7 @@ bool k3_computed_options(struct k3_computed_options *o, int argc, char **argv, i
 {
     const struct k3_opt table[] = {
         { "model", K3_OPT_STRING, &o->model, "DIR", "directory of the checkpoint (config.json, *.safetensors)", 0, 0 },
-        { "device", K3_OPT_LIST, &o->devices, "DIR", "further directory with shards; repeatable", 0, 0 },
+        { "device", K3_OPT_LIST, &o->devices, "DIR", "further directory with shards", 0, 0 },
         { "ctx", K3_OPT_U32, &o->ctx, "N", "positions of one sequence (default 4096)", 1, 1u << 24 },
         { "sequences", K3_OPT_U32, &o->sequences, "N", "sequences with state at the same time, more requests queue "
           "(default 1)", 1, K3_SEQUENCES_MAX },

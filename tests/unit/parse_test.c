@@ -183,7 +183,9 @@ static void bad_options(void **state)
 {
     static const struct { const char *line, *says; } bad[] = {
         { "--ring-md 4", "--ring-mb" },          { "--modle x", "did you mean --model" },
-        { "--zzzzzzzzz", "see --help" },         { "-x", "two dashes" },
+        { "--zzzzzzzzz", "see --help" },         { "--flog", "did you mean --flag" },
+        { "--bogus", "--bogus; see --help" },    { "--sizes", "--sizes; see --help" },
+                { "-x", "two dashes" },
         { "word", "unexpected operand" },        { "--model", "needs a value" },
         { "--flag=yes", "takes no value" },      { "--ring-mb 1", "from 2 to 100" },
         { "--ring-mb 101", "from 2 to 100" },    { "--ring-mb abc", "--ring-mb abc" },
