@@ -253,38 +253,49 @@ static double seconds(uint64_t from_ns, uint64_t to_ns)
     return from_ns && to_ns > from_ns ? (double)(to_ns - from_ns) / 1e9 : 0;
 }
 
+/* Tokens a second from the first token on.  0: one token or none, or resumed, where tokens come as fast as they are read. */
+static double rate(const struct k3_ask *a, double decode_s)
+{
+    return a->first_ns && !a->resumed && decode_s > 0 ? (double)(a->generated.n - 1) / decode_s : 0;
+}
+
+static int put_text(struct k3_buf *out, const char *key, bool known, const struct k3_buf *text)
+{
+    int rc = k3_buf_printf(out, ",\"%s\":", key);
+
+    return rc | (known ? k3_buf_json(out, text->bytes, text->len_bytes) : k3_buf_puts(out, "null"));
+}
+
 int k3_exchange_json(const struct k3_exchange *x, long long index, const struct k3_err *err, struct k3_buf *out)
 {
     const struct k3_ask *a = &x->ask;
     double first = seconds(a->start_ns, a->first_ns), all = seconds(a->start_ns, a->end_ns ? a->end_ns : k3_now_ns());
-    double decode = all - first;
+    bool asked = a->id[0];
     int rc = k3_buf_puts(out, "{");
 
     if (index >= 0)
         rc |= k3_buf_printf(out, "\"index\":%lld,", index);
-    rc |= k3_buf_printf(out, "\"id\":\"%s\",\"prompt_ids\":", a->id);
-    rc |= k3_buf_json_ids(out, &a->prompt);
-    rc |= k3_buf_puts(out, ",\"generated_ids\":");
-    rc |= k3_buf_json_ids(out, &a->generated);
-    if (x->answer.t) {
-        rc |= k3_buf_puts(out, ",\"text\":");
-        rc |= k3_buf_json(out, x->answer.text.bytes, x->answer.text.len_bytes);
+    if (asked) {
+        rc |= k3_buf_printf(out, "\"id\":\"%s\",\"prompt_ids\":", a->id);
+        rc |= k3_buf_json_ids(out, &a->prompt);
+        rc |= k3_buf_puts(out, ",\"generated_ids\":");
+        rc |= k3_buf_json_ids(out, &a->generated);
+        rc |= put_text(out, "text", x->answer.t != NULL, &x->answer.text);
+        rc |= put_text(out, "thinking", x->answer.mode == K3_ANSWER_CHAT, &x->answer.thinking);
+        rc |= a->stop_id < 0 ? k3_buf_puts(out, ",\"stop_id\":null,")
+                             : k3_buf_printf(out, ",\"stop_id\":%lld,", (long long)a->stop_id);
     }
-    if (x->answer.mode == K3_ANSWER_CHAT) {
-        rc |= k3_buf_puts(out, ",\"thinking\":");
-        rc |= k3_buf_json(out, x->answer.thinking.bytes, x->answer.thinking.len_bytes);
-    }
-    rc |= k3_buf_printf(out, ",\"finish_reason\":\"%s\"", err && err->code ? "error" : k3_ask_end_name(a->end));
-    if (a->stop_id >= 0)
-        rc |= k3_buf_printf(out, ",\"stop_id\":%lld", (long long)a->stop_id);
+    rc |= k3_buf_printf(out, "\"finish_reason\":\"%s\"", err && err->code ? "error" : k3_ask_end_name(a->end));
     if (err && err->code) {
         rc |= k3_buf_printf(out, ",\"code\":%d,\"error\":", err->exit_status);
         rc |= k3_buf_json(out, err->text, k3_utf8_check(err->text, strlen(err->text)));
     }
-    rc |= k3_buf_printf(out, ",\"seed\":\"%llu\",\"temperature\":%.10g,\"timing\":{\"first_token_s\":%.6f,\"total_s\":%.6f,"
-                        "\"prompt_tokens\":%zu,\"generated_tokens\":%zu,\"tokens_per_s\":%.3f}}",
-                        (unsigned long long)a->params.seed, a->params.temperature, first, all, a->prompt.n,
-                        a->generated.n, a->first_ns && decode > 0 ? (double)(a->generated.n - 1) / decode : 0.0);
+    if (asked)
+        rc |= k3_buf_printf(out, ",\"seed\":\"%llu\",\"temperature\":%.10g,\"timing\":{\"first_token_s\":%.6f,"
+                            "\"total_s\":%.6f,\"prompt_tokens\":%zu,\"generated_tokens\":%zu,\"tokens_per_s\":%.3f}",
+                            (unsigned long long)a->params.seed, a->params.temperature, first, all, a->prompt.n,
+                            a->generated.n, rate(a, all - first));
+    rc |= k3_buf_puts(out, "}");
     return rc ? -ENOMEM : 0;
 }
 

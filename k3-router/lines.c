@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "k3-router/router.h"
 
@@ -160,6 +161,8 @@ int k3_router_lines(struct k3_router *r, struct k3_err *err)
     uint32_t n = 0;
     int rc = 0;
 
+    if (isatty(STDIN_FILENO))
+        fprintf(stderr, "k3-router: reading prompts from the terminal, one a line; end with Ctrl-D\n");
     k3_router_catch_interrupts();
     while (n < r->opt.parallel && pthread_create(&worker[n], NULL, work, &l) == 0)
         n++;

@@ -11,6 +11,8 @@
 
 static int parse_ids(const char *text, uint64_t n_vocab, struct k3_ids *out, struct k3_err *err)
 {
+    if (!*text)
+        return k3_refuse(err, -EINVAL, "--ids: the prompt is empty");
     for (const char *p = text;; p++) {
         size_t len = strcspn(p, ",");
         char number[24];
@@ -35,6 +37,8 @@ static int read_prompt(struct k3_router *r, struct k3_ids *out, struct k3_err *e
 
     if (r->opt.ids)
         return parse_ids(r->opt.ids, r->t ? k3_tokenizer_n_vocab(r->t) : 1ull << 32, out, err);
+    if (isatty(STDIN_FILENO))
+        fprintf(stderr, "k3-router: reading the prompt from the terminal; end with Ctrl-D\n");
     rc = k3_file_read_fd(&b, STDIN_FILENO, "stdin", K3_PROMPT_BYTES_MAX, err);
     if (rc == 0) {
         b.len_bytes = k3_router_chomp(b.bytes, b.len_bytes);

@@ -15,6 +15,7 @@ static bool usage(int *status, const char *what)
 
 bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *status)
 {
+    const char *top_p = NULL;
     const struct k3_opt table[] = {
         { "instance", K3_OPT_STRING, &o->instance, "NAME", "instance name (default: \"default\"; with --resume the request's)", 0, 0 },
         { "model", K3_OPT_STRING, &o->model, "DIR",
@@ -28,11 +29,11 @@ bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *sta
         { "max-tokens", K3_OPT_U64, &o->max_tokens, "N", "length of the answer (default: the rest of the context)", 1,
           1u << 24 },
         { "temperature", K3_OPT_DOUBLE, &o->temperature, "X", "0 is greedy (default: as the model says, else 1.0)", 0, 100 },
-        { "top-p", K3_OPT_DOUBLE, &o->top_p, "X", "over 0 up to 1 (default: as the model says, else 0.95)", 0, 1 },
+        { "top-p", K3_OPT_STRING, &top_p, "X", "over 0 up to 1 (default: as the model says, else 0.95)", 0, 0 },
         { "top-k", K3_OPT_U32, &o->top_k, "N", "0 is off (default)", 0, 1u << 30 },
         { "min-p", K3_OPT_DOUBLE, &o->min_p, "X", "0 is off (default)", 0, 1 },
         { "seed", K3_OPT_STRING, &o->seed, "N", "of the sampling (default: a random one, which is recorded)", 0, 0 },
-        { "stop", K3_OPT_LIST, &o->stop, "TEXT", "ends the answer before this text; repeatable", 0, 0 },
+        { "stop", K3_OPT_LIST, &o->stop, "TEXT", "ends the answer before this text", 0, 0 },
         { "lines", K3_OPT_FLAG, &o->lines, NULL, "one prompt a line, one JSON object a line", 0, 0 },
         { "parallel", K3_OPT_U32, &o->parallel, "N", "prompts at once with --lines (default 4)", 1, 64 },
         { "json", K3_OPT_FLAG, &o->json, NULL, "print one JSON object at the end instead of text as it comes", 0, 0 },
@@ -64,8 +65,11 @@ bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *sta
     if (o->effort && strcmp(o->effort, "low") != 0 && strcmp(o->effort, "high") != 0 &&
         strcmp(o->effort, "max") != 0 && strcmp(o->effort, "none") != 0)
         return usage(status, "--effort: low, high, max or none");
-    if (o->top_p == 0)
-        return usage(status, "--top-p: over 0 up to 1");
+    if (top_p && (k3_parse_double(top_p, 0, 1, &o->top_p) < 0 || o->top_p == 0)) {
+        fprintf(stderr, "k3-router: --top-p %s: must be a number over 0 up to 1\n", top_p);
+        *status = K3_EXIT_REFUSED;
+        return true;
+    }
     if (o->seed && k3_parse_u64(o->seed, 0, UINT64_MAX, &seed) < 0)
         return usage(status, "--seed: a number from 0 to 2^64-1");
     if (o->system && k3_utf8_check(o->system, strlen(o->system)) < strlen(o->system))

@@ -88,7 +88,7 @@ int k3_exchange_new(struct k3_exchange *x, struct k3_router *r, struct k3_ids *p
 int k3_exchange_resume(struct k3_exchange *x, struct k3_router *r, const char *id, struct k3_err *err);
 /* Runs to the end.  0 also when it was cancelled: look at ask.end. */
 int k3_exchange_run(struct k3_exchange *x, struct k3_err *err);
-/* The object of --json, without a line end.  err with a code: the request failed, and the object says so.  index < 0:
+/* The object of --json (docs/user/running.md lists its keys), without a line end.  err with a code: the request failed, and the object says so.  index < 0:
  * none. */
 int k3_exchange_json(const struct k3_exchange *x, long long index, const struct k3_err *err, struct k3_buf *out);
 void k3_exchange_close(struct k3_exchange *x);

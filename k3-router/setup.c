@@ -1,10 +1,11 @@
 /* What is the same for all requests of one run: peers, tokenizer, defaults of the model. */
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -199,13 +200,19 @@ int k3_router_open_model(struct k3_router *r, struct k3_err *err)
 {
     char path[1100];
     int rc = read_generation(r, err);
+    bool here, model_here;
 
     if (r->opt.effort)
         r->gen.effort = strcmp(r->opt.effort, "none") == 0 ? NULL : r->opt.effort;
     r->thinking = r->opt.think ? strcmp(r->opt.think, "on") == 0 : r->gen.thinking;
     snprintf(path, sizeof(path), "%s/tiktoken.model", r->model_dir);
-    if (rc < 0 || (r->mode == K3_ANSWER_IDS && !r->opt.model && access(path, F_OK) != 0))
+    here = access(path, F_OK) == 0;
+    model_here = access(r->model_dir, F_OK) == 0;
+    if (rc < 0 || (r->mode == K3_ANSWER_IDS && !here && (model_here || !r->opt.model)))
         return rc; /* ids in, ids out: there is no text then */
+    if (!here && model_here)
+        return k3_refuse(err, -ENOENT, "%s has no tokenizer (tiktoken.model), so it takes no text; --ids 1,2,3 works, or name "
+                         "a directory with its tokenizer by --model", r->model_dir);
     rc = k3_tokenizer_open(&r->t, r->model_dir, err);
     if (rc == 0)
         rc = k3_chat_open(&r->chat, r->t, err);
@@ -236,12 +243,31 @@ int k3_router_find(struct k3_router *r, const char *instance, bool absent_ok, st
     return rc;
 }
 
+/* Whether FILE of --logits can be written, before anything is computed.  What is there stays as it is. */
+static int check_logits(const char *path, struct k3_err *err)
+{
+    struct stat st;
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+
+    if (fd >= 0) {
+        unlink(path);
+    } else if (errno == EEXIST && stat(path, &st) == 0) {
+        if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+            return 0; /* opening a pipe is felt at its other end */
+        fd = open(path, O_WRONLY | O_CLOEXEC);
+    }
+    if (fd < 0)
+        return k3_refuse(err, -errno, "--logits %s: %s", path, strerror(errno));
+    close(fd);
+    return 0;
+}
+
 int k3_router_open(struct k3_router *r, struct k3_err *err)
 {
     const struct k3_router_opts *o = &r->opt;
-    int rc = 0;
+    int rc = o->logits ? check_logits(o->logits, err) : 0;
 
-    if (o->instance || !o->resume) /* else its journal names the instance */
+    if (rc == 0 && (o->instance || !o->resume)) /* else its journal names the instance */
         rc = k3_router_find(r, o->instance ? o->instance : "default", o->resume, err);
     if (rc == 0)
         rc = k3_journal_dir(r->state_dir, sizeof(r->state_dir), o->state_dir, err);

@@ -140,6 +140,8 @@ static bool command(struct terminal *t, const char *line, bool *quit)
     } else if (strcmp(line, "/think on") == 0 || strcmp(line, "/think off") == 0) {
         t->r->thinking = strcmp(arg, "on") == 0;
         say(t->r->thinking ? "(thinking is on)\n" : "(thinking is off)\n");
+    } else if (strcmp(line, "/think") == 0 || strncmp(line, "/think ", 7) == 0) {
+        say("/think on or /think off\n");
     } else {
         say("There is no such command; /help lists them.\n");
     }

@@ -42,6 +42,41 @@ ask() { router --state-dir "$STATE" "$@"; }
         and .timing.first_token_s > 0 and .timing.total_s >= .timing.first_token_s' "$BATS_TEST_TMPDIR/o"
 }
 
+@test "every object of --json has the same keys; a line that was never asked says only why" {
+    keys='["finish_reason","generated_ids","id","prompt_ids","seed","stop_id","temperature","text","thinking","timing"]'
+    ask --json <<<"Hello!" >"$BATS_TEST_TMPDIR/chat"
+    ask --raw --json --max-tokens 2 <<<"The capital" >"$BATS_TEST_TMPDIR/raw"
+    ask --ids 295,319 --json --max-tokens 1 >"$BATS_TEST_TMPDIR/ids"
+    for f in chat raw ids; do [ "$(jq -c keys "$BATS_TEST_TMPDIR/$f")" = "$keys" ]; done
+    jq -e '.thinking == null and .stop_id == null and (.text | type) == "string"' "$BATS_TEST_TMPDIR/raw"
+    jq -e '.timing.tokens_per_s == 0' "$BATS_TEST_TMPDIR/ids"
+    jq -e '.timing | (.generated_tokens - 1) / (.total_s - .first_token_s) / .tokens_per_s | . > 0.99 and . < 1.01' \
+        "$BATS_TEST_TMPDIR/chat"
+    run ask --resume "$(jq -r .id "$BATS_TEST_TMPDIR/chat")" --json
+    [ "$(jq -c keys <<<"$output")" = "$keys" ]
+    jq -e '.timing.tokens_per_s == 0' <<<"$output"
+    printf '\nHello!\n' | ask --lines 2>/dev/null >"$BATS_TEST_TMPDIR/lines" || [ $? -eq 2 ]
+    [ "$(sed -n 1p "$BATS_TEST_TMPDIR/lines" | jq -c '[keys, .code, .finish_reason]')" = \
+        '[["code","error","finish_reason","index"],2,"error"]' ]
+    [ "$(sed -n 2p "$BATS_TEST_TMPDIR/lines" | jq -c 'del(.index) | keys')" = "$keys" ]
+}
+
+@test "--help says once what can be repeated" {
+    for p in k3-router k3-computed k3-expertd; do
+        [ "$("$K3_BIN/$p" --help | grep -o repeatable | wc -l)" -eq 1 ]
+    done
+}
+
+@test "--logits is looked at before anything is asked, and leaves what is there" {
+    echo old >"$BATS_TEST_TMPDIR/l"
+    ! ask --logits "$BATS_TEST_TMPDIR/l" </dev/null
+    [ "$(cat "$BATS_TEST_TMPDIR/l")" = old ]
+    ! ask --logits "$BATS_TEST_TMPDIR/new" </dev/null
+    [ ! -e "$BATS_TEST_TMPDIR/new" ]
+    ! ask --logits /nonexistent/l.f32 <<<x
+    [ -z "$(ls "$STATE"/*.journal 2>/dev/null)" ]
+}
+
 @test "thinking is a field of its own and is not shown in text" {
     run ask --think on <<<"What is the capital of Italy?"
     [ "$output" = "The capital of Italy is Rome." ]
@@ -124,6 +159,12 @@ refused() { # refused STATUS WORDS OPTION...  (prompt on stdin)
     refused 2 "32 lower-case hex digits" --resume nonsense
     refused 2 "exclude one another" --raw --ids 1
     refused 2 "--think" --think maybe <<<x
+    refused 2 "--ids: the prompt is empty" --ids ""
+    refused 2 "--top-p 2: must be a number over 0 up to 1" --top-p 2 <<<x
+    refused 2 "--top-p 0: must be a number over 0 up to 1" --top-p 0 <<<x
+    refused 2 "--logits /nonexistent/l.f32: No such file" --logits /nonexistent/l.f32 <<<x
+    refused 2 "--logits /: Is a directory" --logits / <<<x
+    refused 2 "--bogus; see --help" --bogus
     refused 2 "temperature" --temperature warm <<<x
     refused 2 "seed" --seed -1 <<<x
     refused 2 "--stop" --stop "" <<<x

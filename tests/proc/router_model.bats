@@ -91,3 +91,15 @@ says_both() { # says_both FILE: one line with both models, and how to go on
     cmp "$BATS_TEST_TMPDIR/out" "$BATS_FILE_TMPDIR/whole"
     grep -qE 'k3-computed (went away; waiting for it|was restarted); [0-9]+ tokens are safe' "$BATS_TEST_TMPDIR/err"
 }
+
+@test "a model without a tokenizer: text is refused, ids work" {
+    (INSTANCE=$INSTANCE-b up --model "$OTHER")
+    run timeout 60 "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" <<<hi
+    echo "$output"
+    [ "$status" -eq 2 ]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ "$output" == *"$OTHER has no tokenizer"*"--ids"* ]]
+    run timeout 60 "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" --ids 5,6 --max-tokens 2 --json
+    [ "$status" -eq 0 ]
+    jq -e '.text == null and .thinking == null and (.generated_ids | length) > 0' <<<"$output"
+}

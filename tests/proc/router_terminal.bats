@@ -68,6 +68,8 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
     shows 'Italy: Rome\.'
     shows '^The capital of Italy is Rome\.$'
     t capture-pane -p -e | grep 'Italy: Rome' | grep -q $'\e\[2m' # thinking is dimmed
+    type /think
+    shows '^/think on or /think off$'
     type /reset
     shows 'a new conversation'
     type "/system Be brief."
@@ -76,6 +78,17 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
     shows 'no such command'
     type /quit
     shows 'left with 0'
+}
+
+@test "--json and --lines at a terminal say what they wait for" {
+    for mode in --json --lines; do
+        t new-session -d -x 80 -y 24 "$K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE $mode; echo left with \$?; sleep 60"
+        shows 'reading (the prompt|prompts) from the terminal.*end with Ctrl-D'
+        t send-keys -l "What is the capital of France?"
+        t send-keys Enter C-d
+        shows '"text":|of France is Paris'
+        t kill-server
+    done
 }
 
 @test "Ctrl-C stops the answer, then drops a line, then leaves" {
