@@ -12,12 +12,13 @@
 
 #define NAME_MAX_BYTES 1024
 
-static const struct { const char *name; uint8_t code, width; } dtypes[] = {
-    { "F32", K3_F32, 4 },           { "F16", K3_F16, 2 },           { "BF16", K3_BF16, 2 },
-    { "U8", K3_U8, 1 },             { "F64", K3_DTYPE_OTHER, 8 },   { "I64", K3_DTYPE_OTHER, 8 },
-    { "U64", K3_DTYPE_OTHER, 8 },   { "I32", K3_DTYPE_OTHER, 4 },   { "U32", K3_DTYPE_OTHER, 4 },
-    { "I16", K3_DTYPE_OTHER, 2 },   { "U16", K3_DTYPE_OTHER, 2 },   { "I8", K3_DTYPE_OTHER, 1 },
-    { "BOOL", K3_DTYPE_OTHER, 1 },
+/* A tensor's code is its place here.  The first K3_N_DTYPES are those of enum k3_dtype; the rest is
+ * not computed with and known by its width, for the check of its length, and by its name, for the
+ * error where such a tensor is used. */
+static const struct { const char *name; uint8_t width; } dtypes[] = {
+    [K3_F32] = { "F32", 4 }, [K3_F16] = { "F16", 2 }, [K3_BF16] = { "BF16", 2 }, [K3_U8] = { "U8", 1 },
+    { "F64", 8 }, { "I64", 8 }, { "U64", 8 }, { "I32", 4 }, { "U32", 4 }, { "I16", 2 }, { "U16", 2 },
+    { "I8", 1 },  { "BOOL", 1 },
 };
 #define N_DTYPE_NAMES (sizeof(dtypes) / sizeof(dtypes[0]))
 
@@ -28,7 +29,7 @@ size_t k3_dtype_bytes(enum k3_dtype dtype)
 
 const char *k3_dtype_name(enum k3_dtype dtype)
 {
-    return (unsigned)dtype < K3_N_DTYPES ? dtypes[dtype].name : "a dtype other than F32, F16, BF16 and U8";
+    return (unsigned)dtype < N_DTYPE_NAMES ? dtypes[dtype].name : "of an unknown dtype";
 }
 
 struct k3_index *k3_index_new(void)
@@ -128,7 +129,7 @@ static int entry_dtype(struct k3_scan *s, struct entry *e)
     e->width = 0;
     for (size_t i = 0; i < N_DTYPE_NAMES; i++)
         if (!strcmp(text, dtypes[i].name)) {
-            e->dtype = dtypes[i].code;
+            e->dtype = (uint8_t)i;
             e->width = dtypes[i].width;
         }
     return 0;

@@ -12,7 +12,9 @@
 #define K3_MAX_DIMS 4
 
 enum k3_dtype { K3_F32 = 0, K3_F16 = 1, K3_BF16 = 2, K3_U8 = 3, K3_N_DTYPES = 4 };
-#define K3_DTYPE_OTHER 255 /* something else: only an error where such a tensor is used */
+/* A name that index.c does not know.  That, and its known ones from K3_N_DTYPES on (I8, say), are
+ * only an error where such a tensor is used. */
+#define K3_DTYPE_OTHER 255
 size_t k3_dtype_bytes(enum k3_dtype dtype);
 const char *k3_dtype_name(enum k3_dtype dtype);
 
