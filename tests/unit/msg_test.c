@@ -73,7 +73,8 @@ static void echo(struct k3_client *c, const char *text)
     struct k3_err err = K3_ERR_INIT;
     cJSON *reply = NULL;
 
-    if (call(c, request("echo", "text", text, 0), 10000, &reply, &err) < 0)
+    /* A minute, since a sanitizer takes its time for 20 MB. */
+    if (call(c, request("echo", "text", text, 0), 60000, &reply, &err) < 0)
         fail_msg("%s", err.text);
     assert_true(cJSON_IsTrue(cJSON_GetObjectItem(reply, "ok")));
     assert_string_equal(cJSON_GetObjectItem(reply, "text")->valuestring, text);
