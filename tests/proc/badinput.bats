@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # Bad checkpoints, options and prompts: exit 2, one line that names the thing, its value and what would be right, within
-# five seconds, and nothing left behind.
+# five seconds (of a release build), and nothing left behind.
 load helpers
 
 setup_file() {
@@ -21,7 +21,7 @@ refused() { # refused PATTERN...
     cat "$BATS_TEST_TMPDIR/err"
     echo "status $status after $((SECONDS - start)) s"
     [ "$status" -eq 2 ]
-    [ $((SECONDS - start)) -le 5 ]
+    [ $((SECONDS - start)) -le $((5 * SLOW)) ]
     [ "$(wc -l <"$BATS_TEST_TMPDIR/err")" -eq 1 ]
     for p in "$@"; do grep -qiE -- "$p" "$BATS_TEST_TMPDIR/err" || { echo "no $p"; return 1; }; done
     nothing_left "$INSTANCE"
@@ -124,7 +124,7 @@ config() { # config JQ-FILTER
 @test "an instance name with a slash" {
     INSTANCE=t-a/b refused_name=1
     status=0
-    "$ROOT/run/k3-run" up --instance "t-a/b" --model "$M" 2>"$BATS_TEST_TMPDIR/err" || status=$?
+    "$ROOT/run/k3-run" up --instance "t-a/b" --bin-dir "$K3_BIN" --model "$M" 2>"$BATS_TEST_TMPDIR/err" || status=$?
     [ "$status" -eq 2 ]
     [ "$(wc -l <"$BATS_TEST_TMPDIR/err")" -eq 1 ]
     grep -q "t-a/b" "$BATS_TEST_TMPDIR/err"
@@ -149,7 +149,7 @@ config() { # config JQ-FILTER
     unshare -m true 2>/dev/null || skip "needs the right to make a mount namespace"
     cat >"$BATS_TEST_TMPDIR/small" <<END
 mount -t tmpfs -o size=1M tmpfs /dev/shm || exit 77
-"$ROOT/run/k3-run" up --instance "$INSTANCE" --model "$M" --ring-mb 8
+"$ROOT/run/k3-run" up --instance "$INSTANCE" --bin-dir "$K3_BIN" --model "$M" --ring-mb 8
 END
     status=0
     unshare -m sh "$BATS_TEST_TMPDIR/small" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" || status=$?
@@ -205,7 +205,9 @@ asked() { # asked STATUS PATTERN COMMAND...: exit status, one line on stderr, an
     ctl ping
     # The file is whole again; it changed under the daemons, so they want a restart before they trust it.
     cat "$BATS_TEST_TMPDIR/whole" >"$S"
-    for member in k3-trunkd k3-expertd k3-computed; do "$ROOT/run/k3-run" restart "$member" --instance "$INSTANCE" 3>&-; done
+    for member in k3-trunkd k3-expertd k3-computed; do
+        "$ROOT/run/k3-run" restart "$member" --instance "$INSTANCE" --bin-dir "$K3_BIN" 3>&-
+    done
     router --ids 1,2,3 --max-tokens 2 --json </dev/null >"$BATS_TEST_TMPDIR/after"
     [ "$(jq -c .generated_ids "$BATS_TEST_TMPDIR/before")" = "$(jq -c .generated_ids "$BATS_TEST_TMPDIR/after")" ]
 }

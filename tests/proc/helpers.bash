@@ -4,6 +4,8 @@ K3_BIN=${K3_BIN:-$ROOT/bin}
 K3_BUILD=${K3_BUILD:-$ROOT/build/release}
 DEMO=$ROOT/run/demo-model
 export K3_BIN K3_BUILD
+# What a limit in seconds is multiplied by.
+case $K3_BUILD in *asan* | *ubsan* | *tsan*) SLOW=6 ;; *) SLOW=1 ;; esac
 
 # The instance of one test file: t-<checkout>-<file>, so that leftovers can be told and two checkouts can test at once.
 INSTANCE=t-$(cksum <<<"$ROOT" | cut -c1-4)-$(basename "${BATS_TEST_FILENAME:-shell}" .bats | tr -c 'A-Za-z0-9\n' '-' | cut -c1-24)
