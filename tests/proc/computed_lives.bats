@@ -16,7 +16,7 @@ undisturbed() { # the tokens of the answer that is disturbed below
     logged computed "event=waiting for=k3-trunkd"
     [ "$(stat_of k3-computed waiting)" -eq 1 ]
     kill -TERM "$COMPUTED"
-    ends_within "$COMPUTED" 20
+    ends_within "$COMPUTED" $((20 * SLOW))
     [ "$STATUS" -eq 0 ]
     computed
     trunkd
@@ -65,16 +65,22 @@ undisturbed() { # the tokens of the answer that is disturbed below
     all_three --ctx 4096 --sequences 2 --batch-rows 16
     { submit $ID 4000; submit 00000000000000000000000000000002 4000; submit 00000000000000000000000000000003 4000; } | ask >/dev/null
     request poll $ID '"from":5,"wait_ms":5000' | ask >/dev/null
-    request collect 00000000000000000000000000000003 | ask >"$BATS_TEST_TMPDIR/queued" 3>&- &
+    { request poll 00000000000000000000000000000003; request collect 00000000000000000000000000000003; } |
+        ask >"$BATS_TEST_TMPDIR/queued" 3>&- &
     probe=$!
-    request collect | ask >"$BATS_TEST_TMPDIR/running" 3>&- &
+    { request poll; request collect; } | ask >"$BATS_TEST_TMPDIR/running" 3>&- &
+    for f in queued running; do # each has had its first reply, and collects
+        for ((i = 0; i < 400; i++)); do [ -s "$BATS_TEST_TMPDIR/$f" ] && break; sleep 0.05; done
+        [ -s "$BATS_TEST_TMPDIR/$f" ]
+    done
     sleep 0.3
     kill -TERM "$COMPUTED"
-    ends_within "$COMPUTED" 20
+    ends_within "$COMPUTED" $((20 * SLOW))
     [ "$STATUS" -eq 0 ]
     wait $probe $!
     for f in queued running; do
-        jq -e '.events[-1] | .type == "error" and .code == 3 and (.message | contains("shutting down"))' "$BATS_TEST_TMPDIR/$f"
+        tail -n 1 "$BATS_TEST_TMPDIR/$f" >"$BATS_TEST_TMPDIR/last"
+        jq -e '.events[-1] | .type == "error" and .code == 3 and (.message | contains("shutting down"))' "$BATS_TEST_TMPDIR/last"
     done
     [ ! -e "$RUN/computed.sock" ]
     [ -z "$(find /dev/shm -name "k3.*.$INSTANCE.k3-computed.*")" ]
@@ -88,7 +94,7 @@ undisturbed() { # the tokens of the answer that is disturbed below
     sleep 0.5
     request poll | ask | jq -e '.state == "decode" and .progress.waiting != "none"'
     kill -TERM "$COMPUTED"
-    ends_within "$COMPUTED" 20
+    ends_within "$COMPUTED" $((20 * SLOW))
     [ "$STATUS" -eq 0 ]
 }
 
