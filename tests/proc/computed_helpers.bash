@@ -9,7 +9,7 @@ expertd() { "$K3_BIN/k3-expertd" --model "${MODEL:-$DEMO}" --instance "$INSTANCE
 computed() { "$K3_BIN/k3-computed" --model "${MODEL:-$DEMO}" --instance "$INSTANCE" "$@" 2>>"$LOG/computed.log" 3>&- 4>&- & COMPUTED=$!; }
 logged() { # logged FILE PATTERN [SECONDS]: waits until the log has the line
     local i
-    for ((i = 0; i < ${3:-20} * 20; i++)); do
+    for ((i = 0; i < ${3:-20} * 20 * SLOW; i++)); do
         grep -q -- "$2" "$LOG/$1.log" 2>/dev/null && return 0
         sleep 0.05
     done
@@ -20,9 +20,9 @@ all_three() { # all_three OPTION OF COMPUTED...
     rm -f "$LOG"/*.log
     trunkd && expertd && computed "$@" && logged computed event=ready
 }
-ends_within() { # ends_within PID TENTHS: and leaves its exit status in STATUS
+ends_within() { # ends_within PID TENTHS (times SLOW): and leaves its exit status in STATUS
     local i
-    for ((i = 0; i < $2; i++)); do
+    for ((i = 0; i < $2 * SLOW; i++)); do
         if ! kill -0 "$1" 2>/dev/null; then wait "$1" && STATUS=0 || STATUS=$?; return 0; fi
         sleep 0.1
     done
@@ -40,7 +40,7 @@ stop_all() {
     rm -f /dev/shm/k3."$(id -u).$INSTANCE".* # a killed one leaves its segments
     if grep -A30 -e Sanitizer -e "runtime error" "$LOG"/*.log; then return 1; fi # sanitizer builds
 }
-ask() { timeout 60 "$K3_BUILD/probe/submit_probe" "$RUN" computed.sock; } # ask < requests
+ask() { timeout $((60 * SLOW)) "$K3_BUILD/probe/submit_probe" "$RUN" computed.sock; } # ask < requests
 ID=00000000000000000000000000000001
 PROMPT=1283,367,377,375,359,1,1285,288,262,264,319,268,1055,30,1284,367,1285,1282,1283,367,377,375,373,1,1285,1283,366,1285
 submit() { # submit ID MAX_TOKENS [MORE FIELDS]

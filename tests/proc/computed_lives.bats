@@ -16,7 +16,7 @@ undisturbed() { # the tokens of the answer that is disturbed below
     logged computed "event=waiting for=k3-trunkd"
     [ "$(stat_of k3-computed waiting)" -eq 1 ]
     kill -TERM "$COMPUTED"
-    ends_within "$COMPUTED" $((20 * SLOW))
+    ends_within "$COMPUTED" 20
     [ "$STATUS" -eq 0 ]
     computed
     trunkd
@@ -75,7 +75,7 @@ undisturbed() { # the tokens of the answer that is disturbed below
     done
     sleep 0.3
     kill -TERM "$COMPUTED"
-    ends_within "$COMPUTED" $((20 * SLOW))
+    ends_within "$COMPUTED" 20
     [ "$STATUS" -eq 0 ]
     wait $probe $!
     for f in queued running; do
@@ -94,7 +94,7 @@ undisturbed() { # the tokens of the answer that is disturbed below
     sleep 0.5
     request poll | ask | jq -e '.state == "decode" and .progress.waiting != "none"'
     kill -TERM "$COMPUTED"
-    ends_within "$COMPUTED" $((20 * SLOW))
+    ends_within "$COMPUTED" 20
     [ "$STATUS" -eq 0 ]
 }
 

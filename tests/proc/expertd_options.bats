@@ -17,10 +17,10 @@ teardown() {
 refused() { # refused "PATTERN|..." OPTION...
     local pattern=$1 status=0 start=$SECONDS
     shift
-    timeout 20 "$K3_BIN/k3-expertd" --instance "$INSTANCE" "$@" >"$OUT" 2>"$ERR" 3>&- 4>&- || status=$?
+    timeout $((20 * SLOW)) "$K3_BIN/k3-expertd" --instance "$INSTANCE" "$@" >"$OUT" 2>"$ERR" 3>&- 4>&- || status=$?
     cat "$ERR"
     [ "$status" -eq 2 ]
-    [ $((SECONDS - start)) -le 5 ]
+    [ $((SECONDS - start)) -le $((5 * SLOW)) ]
     [ ! -s "$OUT" ]
     [ "$(grep -cv 'level=info' "$ERR")" -eq 1 ]
     grep -qE -- "$pattern" "$ERR"
@@ -30,7 +30,7 @@ start() { # start OPTION...: and waits until it is ready
     local i
     "$K3_BIN/k3-expertd" --instance "$INSTANCE" "$@" 2>"$ERR" 3>&- 4>&- &
     PID=$!
-    for ((i = 0; i < 200; i++)); do
+    for ((i = 0; i < 200 * SLOW; i++)); do
         grep -q event=ready "$ERR" && return 0
         kill -0 "$PID" 2>/dev/null || break
         sleep 0.05

@@ -18,7 +18,7 @@ down() {
     "$ROOT/run/k3-run" down --instance "$INSTANCE" >/dev/null 2>&1 3>&- 4>&- || true
 }
 router() { # router OPTION...  (prompt on stdin)
-    timeout 120 "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "${BATS_FILE_TMPDIR:-/tmp}/state" "$@" 3>&-
+    timeout $((120 * SLOW)) "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "${BATS_FILE_TMPDIR:-/tmp}/state" "$@" 3>&-
 }
 ctl() { "$K3_BIN/k3ctl" --instance "$INSTANCE" "$@"; }
 # One value of a member's stats page.

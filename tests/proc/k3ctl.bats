@@ -149,7 +149,7 @@ by_hand() { # by_hand NAME: a k3-trunkd of its own instance; sets HAND
         [ "$(pid_of k3-trunkd)" != "$old" ] && [ -n "$(pid_of k3-trunkd)" ] && break
         sleep 0.1
     done
-    ctl wait --timeout 20
+    ctl wait --timeout $((20 * SLOW))
     [ "$(pid_of k3-trunkd)" != "$old" ]
 }
 

@@ -26,8 +26,8 @@ member() { # member NAME: its line of the status table
     k3run status | awk -v n="k3-$1" '$1 == n'
 }
 pid_now() { member "$1" | awk '{ print $2 }'; }
-within() { # within SECONDS COMMAND...: repeats until it succeeds
-    local until=$((SECONDS + $1))
+within() { # within SECONDS (times SLOW) COMMAND...: repeats until it succeeds
+    local until=$((SECONDS + $1 * SLOW))
     shift
     until "$@" >/dev/null 2>&1; do
         [ $SECONDS -lt $until ] || { echo "not within time: $*"; return 1; }
@@ -189,7 +189,7 @@ TEXT
 
 @test "up does not keep its caller's descriptors open" {
     # The pipe's reader ends only when every writer has ended.
-    timeout 30 bash -c "'$ROOT/run/k3-run' up --instance $INSTANCE --bin-dir '$K3_BIN' 5>&1 6>&1 2>&1 3>&- 4>&- | cat" | grep -q 'is ready'
+    timeout $((30 * SLOW)) bash -c "'$ROOT/run/k3-run' up --instance $INSTANCE --bin-dir '$K3_BIN' 5>&1 6>&1 2>&1 3>&- 4>&- | cat" | grep -q 'is ready'
 }
 
 @test "foreground: stays, and stops everything at SIGTERM" {
@@ -208,7 +208,7 @@ TEXT
     run_ up --bin-dir "$PROGRAMS" >"$BATS_TEST_TMPDIR/out" 2>"$ERR" || status=$?
     cat "$ERR"
     [ $status -eq 1 ]
-    [ $((SECONDS - start)) -le 5 ]
+    [ $((SECONDS - start)) -le $((5 * SLOW)) ]
     grep -q 'k3-expertd failed (exit=1): the drive is on fire' "$ERR"
     nothing_left "$INSTANCE"
     replace k3-expertd 'kill -SEGV $$'
@@ -253,7 +253,7 @@ TEXT
     within 20 grep -q 'event=member_failed name=k3-trunkd .*next_try_ms=2000' "$LOG"
     grep -o 'next_try_ms=[0-9]*' "$LOG" | head -3 | tr '\n' ' ' | grep -q '^next_try_ms=500 next_try_ms=1000 next_try_ms=2000 $'
     give_back k3-trunkd
-    ctl wait --timeout 20
+    ctl wait --timeout $((20 * SLOW))
     k3run status
 }
 

@@ -21,7 +21,7 @@ kill_ten_times() { # kill_ten_times DAEMON
     local i ms pid before after
     ms=$(cat "$BATS_FILE_TMPDIR/ms")
     for i in 0 1 2 3 4 5 6 7 8 9; do
-        ctl wait --timeout 20
+        ctl wait --timeout $((20 * SLOW))
         before=$(grep -c "event=member_died.*name=$1 " "$(run_dir "$INSTANCE")/k3-run.log" || true)
         router --ids "$PROMPT" --max-tokens $TOKENS --json </dev/null >"$BATS_TEST_TMPDIR/o.json" 2>"$BATS_TEST_TMPDIR/err" &
         pid=$!

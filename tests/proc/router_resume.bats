@@ -59,7 +59,7 @@ wait_tokens() { # wait_tokens N: until the journal holds N tokens
     [ "$(grep -c '^t ' "$(journal)")" -lt 1400 ]
     ! grep -q '^end' "$(journal)"
     id=$(basename "$(journal)" .journal)
-    timeout 60 "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "$STATE" --resume "$id" >"$BATS_TEST_TMPDIR/again"
+    timeout $((60 * SLOW)) "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "$STATE" --resume "$id" >"$BATS_TEST_TMPDIR/again"
     cmp "$BATS_TEST_TMPDIR/again" "$BATS_FILE_TMPDIR/whole"
     tail -1 "$(journal)" | grep -qx 'end stop 128[12]'
     # What was shown before was the beginning of it, and a second time the journal alone is enough.
@@ -90,7 +90,7 @@ wait_tokens() { # wait_tokens N: until the journal holds N tokens
     finished 137
     kill -KILL "$(pid_of k3-computed)"
     sleep 0.3
-    ctl wait --timeout 20
+    ctl wait --timeout $((20 * SLOW))
     printf 't 9' >>"$(journal)" # a torn last line
     id=$(basename "$(journal)" .journal)
     router --state-dir "$STATE" --resume "$id" | cmp - "$BATS_FILE_TMPDIR/whole"
@@ -142,7 +142,7 @@ wait_tokens() { # wait_tokens N: until the journal holds N tokens
     [ "$status" -eq 3 ]
     [ "${#lines[@]}" -eq 1 ]
     [[ "$output" == *"run/k3-run up --instance t-nobody"* ]]
-    [ $((SECONDS - start)) -le 5 ]
+    [ $((SECONDS - start)) -le $((5 * SLOW)) ]
 }
 
 @test "nobody comes back: exit 3 after --wait, and how to go on" {
@@ -160,6 +160,6 @@ wait_tokens() { # wait_tokens N: until the journal holds N tokens
     [ "$(wc -l <"$BATS_TEST_TMPDIR/err")" -eq 2 ]
     grep -q 'did not come back within 2 s' "$BATS_TEST_TMPDIR/err"
     grep -q -- "--resume $id" "$BATS_TEST_TMPDIR/err"
-    ctl wait --timeout 20
+    ctl wait --timeout $((20 * SLOW))
     router --state-dir "$STATE" --resume "$id" | cmp - "$BATS_FILE_TMPDIR/whole"
 }

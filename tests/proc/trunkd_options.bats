@@ -22,7 +22,7 @@ refused() { # refused OPTION... -- PATTERN...
     local options=() status=0 p
     while [ "$1" != -- ]; do options+=("$1"); shift; done
     shift
-    timeout 20 "$K3_BIN/k3-trunkd" --instance "$INSTANCE" --log-level error "${options[@]}" >"$LOG.out" 2>"$LOG" 3>&- || status=$?
+    timeout $((20 * SLOW)) "$K3_BIN/k3-trunkd" --instance "$INSTANCE" --log-level error "${options[@]}" >"$LOG.out" 2>"$LOG" 3>&- || status=$?
     cat "$LOG"
     [ "$status" -eq 2 ] || { echo "status $status"; return 1; }
     [ "$(wc -l <"$LOG")" -eq 1 ]
@@ -34,7 +34,7 @@ start() { # start OPTION...: in the background, until it is ready
     local i
     "$K3_BIN/k3-trunkd" --instance "$INSTANCE" "$@" 2>>"$LOG" 3>&- &
     PID=$!
-    for ((i = 0; i < 200; i++)); do
+    for ((i = 0; i < 200 * SLOW; i++)); do
         grep -q "event=ready.* pid=$PID " "$LOG" && return 0
         kill -0 "$PID" 2>/dev/null || break
         sleep 0.05
@@ -50,7 +50,7 @@ stop() { # SIGTERM: gone within a second (and a little, the machine may be busy)
     begin=$(date +%s%N)
     kill "$PID"
     wait "$PID" || status=$?
-    [ $((($(date +%s%N) - begin) / 1000000)) -lt 1500 ]
+    [ $((($(date +%s%N) - begin) / 1000000)) -lt $((1500 * SLOW)) ]
     PID=
     [ "$status" -eq 0 ]
 }
@@ -89,7 +89,7 @@ stop() { # SIGTERM: gone within a second (and a little, the machine may be busy)
     start --model "$M"
     LOG=$LOG.2
     status=0
-    timeout 20 "$K3_BIN/k3-trunkd" --instance "$INSTANCE" --log-level error --model "$M" 2>"$LOG" 3>&- || status=$?
+    timeout $((20 * SLOW)) "$K3_BIN/k3-trunkd" --instance "$INSTANCE" --log-level error --model "$M" 2>"$LOG" 3>&- || status=$?
     cat "$LOG"
     [ "$status" -eq 2 ]
     [ "$(wc -l <"$LOG")" -eq 1 ]
@@ -159,7 +159,7 @@ stop() { # SIGTERM: gone within a second (and a little, the machine may be busy)
 @test "a supervised one leaves with its parent" {
     (
         "$K3_BIN/k3-trunkd" --instance "$INSTANCE" --model "$M" --supervised 2>>"$LOG" 3>&- &
-        for ((i = 0; i < 200; i++)); do grep -q event=ready "$LOG" && break; sleep 0.05; done
+        for ((i = 0; i < 200 * SLOW; i++)); do grep -q event=ready "$LOG" && break; sleep 0.05; done
     )
     for ((i = 0; i < 100; i++)); do no_segments && break; sleep 0.05; done
     no_segments

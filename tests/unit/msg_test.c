@@ -328,7 +328,7 @@ static cJSON *send_raw(const void *data, size_t len)
 
     snprintf(url, sizeof(url), "ipc://%s/s", dir);
     assert_int_equal(nng_req0_open(&sock), 0);
-    assert_int_equal(nng_socket_set_ms(sock, NNG_OPT_RECVTIMEO, 20000), 0);
+    assert_int_equal(nng_socket_set_ms(sock, NNG_OPT_RECVTIMEO, 120000), 0);
     assert_int_equal(nng_dial(sock, url, NULL, 0), 0);
     assert_int_equal(nng_send(sock, (void *)data, len, 0), 0);
     assert_int_equal(nng_recv(sock, &answer, &n, NNG_FLAG_ALLOC), 0);
