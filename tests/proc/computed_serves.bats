@@ -54,10 +54,12 @@ teardown() { for i in 1 2 3 4; do request forget 0000000000000000000000000000000
     refused "${ok/\"seed\":\"1\"/\"seed\":\"18446744073709551616\"}" "seed 18446744073709551616"
     refused "${ok/\"stop_ids\":\[\]/\"stop_ids\":[9999]}" "stop_ids[0] is 9999"
     refused "${ok/$ID/xyz}" "id xyz: it must be 32 hex digits"
+    refused "${ok/\"seed\":/\"model_digest\":\"00ff\",\"seed\":}" "model_digest 00ff: this is $DEMO"
+    refused "${ok/\"seed\":/\"model_digest\":7,\"seed\":}" "model_digest (no string): this is $DEMO"
     refused '{"cmd":"poll"}' "id (none)"
     refused '{"cmd":"dance"}' "unknown command dance"
     ask <"$BATS_TEST_TMPDIR/requests" >"$BATS_TEST_TMPDIR/replies"
-    [ "$(wc -l <"$BATS_TEST_TMPDIR/replies")" -eq 22 ]
+    [ "$(wc -l <"$BATS_TEST_TMPDIR/replies")" -eq 24 ]
     paste -d '\n' "$BATS_TEST_TMPDIR/words" "$BATS_TEST_TMPDIR/replies" | while read -r words && read -r reply; do
         [ "$(jq -r '[.ok, .code] | @csv' <<<"$reply")" = "false,2" ] || { echo "$reply"; return 1; }
         grep -qF -- "$words" <<<"$(jq -r .error <<<"$reply")" || { echo "$reply does not say $words"; return 1; }

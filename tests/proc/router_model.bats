@@ -81,9 +81,10 @@ says_both() { # says_both FILE: one line with both models, and how to go on
 
 @test "k3-run restart k3-computed in mid-answer: it goes on to the byte" {
     start
+    computed=$(pid_of k3-computed)
     "$ROOT/run/k3-run" restart k3-computed --instance "$INSTANCE" 3>&- 4>&- &
     restart=$!
-    sleep 0.2
+    for _ in $(seq 600); do kill -0 "$computed" 2>/dev/null || break; sleep 0.02; done
     kill -CONT $PID
     wait $restart
     wait $PID
