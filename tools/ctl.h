@@ -48,7 +48,7 @@ const char *k3_ctl_liveness(const struct k3_ctl_sample *s); /* "ready", "dead", 
 /* What the family did between two samples of each daemon; before NULL: since each started. */
 struct k3_ctl_summary {
     uint64_t trunk_bytes, expert_bytes, seconds_ns;
-    uint64_t stalls, demands, hits, passes, tokens;
+    uint64_t trunk_waits, demands, hits, passes, tokens;
     uint64_t pass_ns, trunk_wait_ns, expert_wait_ns, arithmetic_ns;
     bool has_computed;
 };

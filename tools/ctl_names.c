@@ -12,15 +12,12 @@ static const char *const weight_daemons[] = { "k3-trunkd", "k3-expertd", "k3-com
 
 int k3_ctl_name(char out[32], const char *word, struct k3_err *err)
 {
-    static const char *const known[] = { "k3-trunkd", "k3-expertd", "k3-computed", "k3-router" };
-
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
-        if (strcmp(word, known[i]) == 0 || strcmp(word, known[i] + 3) == 0) {
-            snprintf(out, 32, "%s", known[i]);
+    for (int i = 0; i < N_WEIGHT; i++)
+        if (strcmp(word, weight_daemons[i]) == 0 || strcmp(word, weight_daemons[i] + 3) == 0) {
+            snprintf(out, 32, "%s", weight_daemons[i]);
             return 0;
         }
-    return k3_refuse(err, -EINVAL, "daemon \"%.40s\": must be trunkd, expertd, computed or router",
-                     word);
+    return k3_refuse(err, -EINVAL, "daemon \"%.40s\": must be trunkd, expertd or computed", word);
 }
 
 static void add(struct k3_ctl_names *l, const char *name, size_t len)
@@ -53,8 +50,6 @@ void k3_ctl_members(struct k3_ctl_names *out, const struct k3_ctl_opt *o)
     if (out->n == 0)
         for (int i = 0; i < N_WEIGHT; i++)
             add(out, weight_daemons[i], strlen(weight_daemons[i]));
-    if (k3_lock_alive(o->rundir, "k3-router"))
-        add(out, "k3-router", 9);
 }
 
 void k3_ctl_with_pages(struct k3_ctl_names *out, const struct k3_ctl_opt *o)

@@ -116,7 +116,7 @@ void k3_ctl_summarize(struct k3_ctl_summary *out, const struct k3_ctl_sample *no
             out->expert_bytes = grown(s, b, "read_bytes");
         } else if (strcmp(s->daemon, "k3-computed") == 0) {
             out->has_computed = true;
-            out->stalls = grown(s, b, "trunk_waits");
+            out->trunk_waits = grown(s, b, "trunk_waits");
             out->demands = grown(s, b, "expert_demands");
             out->hits = grown(s, b, "expert_hits");
             out->passes = grown(s, b, "passes");
@@ -134,7 +134,7 @@ void k3_ctl_summary_json(const struct k3_ctl_summary *s, cJSON *to)
 {
     const struct { const char *name; uint64_t v; } row[] = {
         { "trunk_read_bytes", s->trunk_bytes }, { "expert_read_bytes", s->expert_bytes },
-        { "interval_ns", s->seconds_ns },       { "ring_stalls", s->stalls },
+        { "interval_ns", s->seconds_ns },       { "trunk_waits", s->trunk_waits },
         { "experts_demanded", s->demands },     { "experts_hit", s->hits },
         { "passes_done", s->passes },           { "tokens", s->tokens },
         { "time_in_passes_ns", s->pass_ns },    { "waiting_for_trunk_ns", s->trunk_wait_ns },

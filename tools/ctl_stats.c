@@ -158,7 +158,7 @@ static void print_summary(const struct k3_ctl_opt *o, const struct k3_ctl_summar
            human_bytes(rate, seconds > 0 ? bytes / seconds : 0));
     if (!s->has_computed)
         return;
-    printf("  ring stalls       %" PRIu64 "\n", s->stalls);
+    printf("  waits for trunk   %" PRIu64 "\n", s->trunk_waits);
     printf("  expert hits       %.1f %% (%" PRIu64 " of %" PRIu64 ")\n", share(s->hits, s->demands),
            s->hits, s->demands);
     printf("  tokens            %" PRIu64 "\n", s->tokens);

@@ -32,7 +32,8 @@ static bool parse(struct cmdline *c, int argc, char **argv, int *status)
         { "sparse", K3_OPT_FLAG, &c->sparse, NULL, "headers only; the weights are holes and read as zeros" },
         { "scatter", K3_OPT_FLAG, &c->scatter, NULL, "tensors in random order in random shards" },
         { "shards", K3_OPT_STRING, &c->shards, "N", "number of shards, or per-layer (the default)" },
-        { "dtype", K3_OPT_STRING, &c->dtype, "TYPE", "f32, f16 or bf16 (the default) instead of BF16" },
+        { "dtype", K3_OPT_STRING, &c->dtype, "TYPE",
+          "type of the matrices: bf16 (the default), f16 or f32" },
         { "flat", K3_OPT_FLAG, &c->flat, NULL, "config.json in the flat form" },
         { "hidden", K3_OPT_U32, &c->hidden, "N", "residual width", 1, w },
         { "vocab", K3_OPT_U32, &c->vocab, "N", "rows of embedding and lm_head; no tokenizer is made", 1, 1 << 24 },
@@ -66,7 +67,10 @@ static bool parse(struct cmdline *c, int argc, char **argv, int *status)
         { NULL },
     };
 
-    return k3_opts_parse(table, "k3-mkmodel", "makes a checkpoint in the released file layout", argc, argv, NULL, status);
+    return k3_opts_parse(table, "k3-mkmodel",
+                         "makes a checkpoint in the released file layout\n"
+                         "  No tokenizer is made: ask such a model with k3-router --ids.",
+                         argc, argv, NULL, status);
 }
 
 static void set(uint32_t *to, uint32_t v)
@@ -150,9 +154,10 @@ static int options(struct k3_mk_opts *o, const struct cmdline *c, struct k3_err 
         if (!strcmp(c->dtype, types[i].name))
             o->dtype = types[i].dtype;
     if (o->dtype == UINT8_MAX)
-        return k3_refuse(err, -EINVAL, "--dtype %s must be f32, f16 or bf16", c->dtype);
+        return k3_refuse(err, -EINVAL, "--dtype %s: must be f32, f16 or bf16", c->dtype);
     if (strcmp(c->shards, "per-layer") && k3_parse_u64(c->shards, 1, 65000, &n_shards) < 0)
-        return k3_refuse(err, -EINVAL, "--shards %s must be per-layer or a number from 1 to 65000", c->shards);
+        return k3_refuse(err, -EINVAL, "--shards %s: must be per-layer or a number from 1 to 65000",
+                         c->shards);
     if ((rc = configure(&o->cfg, c, err)) < 0 || (rc = k3_mk_config_json(&o->cfg, c->flat, &json, err)) < 0)
         return rc;
     free(json);

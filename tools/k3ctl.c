@@ -24,11 +24,16 @@ static const struct command {
     const char *name;
     uint32_t min_words, max_words; /* after the command */
     int (*run)(const struct k3_ctl_opt *o, struct k3_err *err);
+    const char *options; /* its own, beside --instance; each with a blank behind it */
 } commands[] = {
-    { "stats", 0, 1, k3_ctl_stats }, { "ping", 0, 1, k3_ctl_ping },
-    { "wait", 0, 0, k3_ctl_wait },   { "info", 0, 1, k3_ctl_info },
-    { "drain", 0, 1, k3_ctl_tell },  { "shutdown", 0, 1, k3_ctl_tell },
-    { "log", 1, 2, k3_ctl_tell },    { "cancel", 1, 1, k3_ctl_cancel },
+    { "stats", 0, 1, k3_ctl_stats, "watch json prometheus " },
+    { "ping", 0, 1, k3_ctl_ping, "json " },
+    { "wait", 0, 0, k3_ctl_wait, "timeout " },
+    { "info", 0, 1, k3_ctl_info, "json " },
+    { "drain", 0, 1, k3_ctl_tell, "" },
+    { "shutdown", 0, 1, k3_ctl_tell, "keep " },
+    { "log", 1, 2, k3_ctl_tell, "" },
+    { "cancel", 1, 1, k3_ctl_cancel, "" },
 };
 
 static int usage(const char *text, const char *word)
@@ -37,6 +42,20 @@ static int usage(const char *text, const char *word)
     fprintf(stderr, text, word);
     fprintf(stderr, "; commands are stats, ping, wait, info, drain, shutdown, log, cancel\n");
     return K3_EXIT_REFUSED;
+}
+
+/* The first option given that the command would pass over; NULL when there is none. */
+static const char *useless_option(const struct command *c, const struct k3_ctl_opt *o)
+{
+    const struct { const char *name; bool given; } given[] = {
+        { "watch ", o->watch_s > 0 }, { "json ", o->json },        { "prometheus ", o->prometheus },
+        { "keep ", o->keep },         { "timeout ", o->timeout_s >= 0 },
+    };
+
+    for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++)
+        if (given[i].given && !strstr(c->options, given[i].name))
+            return given[i].name;
+    return NULL;
 }
 
 /* "--watch" may stand alone; the option table knows only options with a value. */
@@ -55,7 +74,7 @@ static void default_watch(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    struct k3_ctl_opt o = { .instance = "default", .timeout_s = 60 };
+    struct k3_ctl_opt o = { .instance = "default", .timeout_s = -1 };
     struct k3_err err = K3_ERR_INIT;
     const struct k3_opt table[] = {
         { "instance", K3_OPT_STRING, &o.instance, "NAME", "instance name (default \"default\")", 0,
@@ -71,6 +90,7 @@ int main(int argc, char **argv)
         { NULL },
     };
     const struct command *c = NULL;
+    const char *useless;
     int rc, status;
 
     default_watch(argc, argv);
@@ -87,6 +107,14 @@ int main(int argc, char **argv)
         return usage("\"%s\" needs an argument, see --help", c->name);
     if (o.words.n - 1 > c->max_words)
         return usage("unexpected \"%s\"", o.words.item[1 + c->max_words]);
+    useless = useless_option(c, &o);
+    if (useless) {
+        fprintf(stderr, "k3ctl: %s does not take --%.*s; see --help\n", c->name,
+                (int)strlen(useless) - 1, useless);
+        return K3_EXIT_REFUSED;
+    }
+    if (o.timeout_s < 0)
+        o.timeout_s = 60;
     if (o.json && o.prometheus)
         return usage("--json and --prometheus exclude each other%s", "");
     rc = k3_rundir(o.rundir, sizeof(o.rundir), o.instance, false, &err);

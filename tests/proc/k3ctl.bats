@@ -36,7 +36,7 @@ by_hand() { # by_hand NAME: a k3-trunkd of its own instance; sets HAND
     cat "$OUT"
     grep -E '^family "'"$INSTANCE"'", since the start, [0-9.]+ s$' "$OUT"
     grep -E '^  read from disk    [0-9.]+ [GMk]?B \(trunk [0-9.]+ [GMk]?B, experts [0-9.]+ [GMk]?B\), [0-9.]+ [GMk]?B/s$' "$OUT"
-    grep -E '^  ring stalls +[0-9]+$' "$OUT"
+    grep -E '^  waits for trunk +[0-9]+$' "$OUT"
     grep -E '^  expert hits +[0-9.]+ % \([0-9]+ of [1-9][0-9]*\)$' "$OUT"
     grep -E '^  time of a pass +[0-9.]+ % waiting for trunk, [0-9.]+ % waiting for experts, [0-9.]+ % arithmetic$' "$OUT"
     [ "$(grep -cE '^k3-(trunkd|expertd|computed)  ready  pid [0-9]+  generation 1  started .* ago' "$OUT")" -eq 3 ]
@@ -136,7 +136,12 @@ by_hand() { # by_hand NAME: a k3-trunkd of its own instance; sets HAND
     fails 2 'instance name' "$K3_BIN/k3ctl" --instance a/b stats
     fails 3 'no statistics pages' "$K3_BIN/k3ctl" --instance "$INSTANCE-none" stats
     fails 3 'is not running' "$K3_BIN/k3ctl" --instance "$INSTANCE-none" ping
-    fails 3 'k3-router has no statistics page' ctl stats router
+    # What no daemon of the instance is, and an option that a command would pass over, are refused.
+    fails 2 'daemon "router": must be trunkd, expertd or computed$' ctl ping router
+    fails 2 'ping does not take --watch' ctl ping --watch 1
+    fails 2 'ping does not take --prometheus' ctl ping --prometheus
+    fails 2 'stats does not take --timeout' ctl stats --timeout 3
+    fails 2 'drain does not take --keep' ctl drain --keep
     "$K3_BIN/k3ctl" --help | grep -q 'cancel ID'
     "$K3_BIN/k3ctl" --version | grep -qE '^k3ctl [0-9.]+$'
 }
