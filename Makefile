@@ -90,7 +90,7 @@ bench: all
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/k3/run
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
-	run/install-files "$(DESTDIR)$(PREFIX)"
+	run/install-files "$(DESTDIR)$(PREFIX)" "$(PREFIX)"
 clean:
 	rm -rf build bin
 help:

@@ -1,6 +1,21 @@
 # shellcheck shell=sh
-# run/packages.sh: sourced by run/demo and run/check.  install_packages PACKAGE...: installs those that are missing, with
-# apt-get, as root or through sudo; does nothing when all are there.
+# run/packages.sh: sourced by run/demo and run/check.
+# no_operands NAME HELP ARGUMENT...: prints HELP for --help; anything else is refused.
+no_operands() {
+    name=$1 help=$2
+    shift 2
+    if [ $# -eq 1 ] && [ "$1" = --help ]; then
+        printf '%s: %s\nusage: %s\n' "$name" "$help" "$name"
+        exit 0
+    fi
+    [ "${1:-}" != --help ] || shift
+    [ $# -eq 0 ] || {
+        echo "$name: unexpected \"$1\"; it takes nothing but --help" >&2
+        exit 2
+    }
+}
+# install_packages PACKAGE...: installs those that are missing, with apt-get, as root or through sudo; does
+# nothing when all are there.
 install_packages() {
     missing=
     if ! command -v dpkg-query >/dev/null 2>&1; then

@@ -25,10 +25,15 @@ report() { # report WORDS: to the waiting `up`, which reads fd 3
     [ -z "$detached" ] || printf '%s\n' "$*" >&3 2>/dev/null
 }
 write_members() {
-    local n
+    local n text=''
     for n in "${member_names[@]}"; do
-        printf '%s\n' "$n ${m_state[$n]} ${m_pid[$n]:--} ${m_restarts[$n]} ${m_code[$n]:-0} ${m_started[$n]:-0}"
-    done >"$members_file.new"
+        text+="$n ${m_state[$n]} ${m_pid[$n]:--} ${m_restarts[$n]} ${m_code[$n]:-0} ${m_started[$n]:-0}"$'\n'
+    done
+    if [ ! -e "$members_file" ]; then # the first: one write, and k3ctl wait is not there yet
+        printf '%s' "$text" >"$members_file"
+        return
+    fi
+    printf '%s' "$text" >"$members_file.new"
     mv -f -- "$members_file.new" "$members_file"
 }
 member_field() { # member_field NAME FIELD
@@ -46,23 +51,29 @@ start_member() { # start_member NAME
 was_ready() { # was_ready NAME: this very process has said so in its log
     grep -q "event=ready .*pid=${m_pid[$1]} " "$run_dir/$1.log"
 }
-# The reason in a member's log: its last error line, else its last line.
-reason_of() { # reason_of NAME
-    local line
-    line=$(grep '^level=error ' "$run_dir/$1.log" | tail -n 1)
-    [ -n "$line" ] || line=$(grep -v '^level=' "$run_dir/$1.log" | tail -n 1)
-    if [[ $line =~ text=\"([^\"]*)\" ]]; then line=${BASH_REMATCH[1]}; fi
-    printf '%s' "${line:-it gave no reason}"
+# The reason in a member's log: its last error line, else its last line that is no event.
+reason_of() { # reason_of NAME: sets reason
+    local lines=() i error='' other=''
+    { mapfile -t lines <"$run_dir/$1.log"; } 2>/dev/null
+    for ((i = ${#lines[@]} - 1; i >= 0; i--)); do
+        case ${lines[i]} in
+        'level=error '*)
+            error=${lines[i]}
+            break
+            ;;
+        level=*) ;;
+        *) [ -n "$other" ] || other=${lines[i]} ;;
+        esac
+    done
+    reason=${error:-${other:-it gave no reason}}
+    if [[ $reason =~ text=\"([^\"]*)\" ]]; then reason=${BASH_REMATCH[1]}; fi
 }
-end_of() { # end_of STATUS: "exit=2" or "signal=KILL"
-    if [ "$1" -gt 128 ] && kill -l $(($1 - 128)) >/dev/null 2>&1; then
-        echo "signal=$(kill -l $(($1 - 128)))"
-    else
-        echo "exit=$1"
-    fi
+end_of() { # end_of STATUS: sets how: "exit=2" or "signal=KILL"
+    how=exit=$1
+    if [ "$1" -gt 128 ] && kill -l $(($1 - 128)) >/dev/null 2>&1; then how=signal=$(kill -l $(($1 - 128))); fi
 }
 stop_family() {
-    local n until
+    local n ids until
     stopping=yes
     for n in "${member_names[@]}"; do
         if [ -n "${m_pid[$n]:-}" ]; then
@@ -72,11 +83,20 @@ stop_family() {
     done
     [ -z "$waiter" ] || kill "$waiter" 2>/dev/null
     until=$((SECONDS + GRACE))
+    while [ $SECONDS -lt $until ]; do
+        if [ -z "$timer" ] || ! kill -0 "$timer" 2>/dev/null; then
+            sleep 1 {lock_fd}>&- 3>&- &
+            timer=$!
+        fi
+        ids=() # as in supervise: no process may be started from here to `wait -n`
+        for n in "${member_names[@]}"; do
+            [ -n "${m_pid[$n]:-}" ] && kill -0 "${m_pid[$n]}" 2>/dev/null && ids+=("${m_pid[$n]}")
+        done
+        [ ${#ids[@]} -gt 0 ] || break
+        wait -n "$timer" "${ids[@]}" 2>/dev/null
+    done
     for n in "${member_names[@]}"; do
         [ -n "${m_pid[$n]:-}" ] || continue
-        while kill -0 "${m_pid[$n]}" 2>/dev/null && [ $SECONDS -lt $until ]; do
-            sleep 0.02 {lock_fd}>&- 3>&-
-        done
         if kill -0 "${m_pid[$n]}" 2>/dev/null; then
             say warn member_killed "name=$n pid=${m_pid[$n]} text=\"did not leave within $GRACE seconds\""
             kill -KILL "${m_pid[$n]}" 2>/dev/null
@@ -91,10 +111,12 @@ leave() { # leave STATUS: the last thing; the lock goes with the directory
     exit "$1"
 }
 fail_family() { # fail_family NAME STATUS
-    local text
-    text=$(reason_of "$1")
-    [ "$2" -eq 2 ] || text="$1 failed ($(end_of "$2")): $text"
-    say error start_failed "name=$1 $(end_of "$2") text=\"${text//\"/\'}\""
+    local text reason how
+    reason_of "$1"
+    end_of "$2"
+    text=$reason
+    [ "$2" -eq 2 ] || text="$1 failed ($how): $text"
+    say error start_failed "name=$1 $how text=\"${text//\"/\'}\""
     if [ "$2" -ne 2 ] && [ -n "$detached" ]; then
         while IFS= read -r line; do report "log $line"; done < <(tail -n 5 "$run_dir/$1.log")
     fi
@@ -107,14 +129,15 @@ fail_family() { # fail_family NAME STATUS
     exit "$2"
 }
 member_ended() { # member_ended NAME STATUS
-    local n=$1 how line level event
-    how=$(end_of "$2")
+    local n=$1 how reason line level event
+    end_of "$2"
     m_code[$n]=$2
     if [ -z "$family_ready" ]; then
         fail_family "$n" "$2"
     elif [ "$2" -eq 2 ]; then
         m_state[$n]=failed
-        line="name=$n pid=${m_pid[$n]} $how text=\"$(reason_of "$n" | tr '"' "'")\""
+        reason_of "$n"
+        line="name=$n pid=${m_pid[$n]} $how text=\"${reason//\"/\'}\""
         say error member_refused "$line"
     elif was_ready "$n"; then
         m_restarts[$n]=$((m_restarts[$n] + 1))
@@ -132,7 +155,8 @@ member_ended() { # member_ended NAME STATUS
         set_now_ms
         m_due[$n]=$((now_ms + m_delay[$n]))
         line="name=$n pid=${m_pid[$n]} $how next_try_ms=${m_delay[$n]}"
-        say error member_failed "$line text=\"$(reason_of "$n" | tr '"' "'")\""
+        reason_of "$n"
+        say error member_failed "$line text=\"${reason//\"/\'}\""
     fi
     write_members
 }

@@ -62,6 +62,7 @@ no_processes() { ! pgrep -f -- "--instance $INSTANCE( |\$)"; }
     k3run down | grep -q "$INSTANCE\" is down"
     nothing_left "$INSTANCE"
     k3run down | grep -q 'not running'
+    k3run --help | grep -q '^Exit status: 0 done (also `down`'
     refused 3 'not running' k3run status
     refused 3 'not running' k3run restart trunkd
     refused 3 'no log' k3run logs
@@ -82,7 +83,9 @@ no_processes() { ! pgrep -f -- "--instance $INSTANCE( |\$)"; }
     refused 2 'unknown command "upp"' run_ upp
     refused 2 'did you mean --trunk-gb' k3run up --trunk 3
     refused 2 'did you mean --ring-mb' k3run up --ring-mbs 3
-    refused 2 'unknown option --zzz' k3run up --zzz 3
+    refused 2 'did you mean --sequences' k3run up --seqences 3
+    refused 2 'did you mean --foreground' k3run up --forground
+    refused 2 'unknown option --zzz; see' k3run up --zzz 3
     refused 2 'preset is not there yet' k3run up --preset laptop
     refused 2 'needs a value' "$ROOT/run/k3-run" up --ctx
     refused 2 'ctx needs a value' k3run up --ctx ''
@@ -116,12 +119,15 @@ TEXT
     k3run up --dry-run --ring-mb 6 --config "$BATS_TEST_TMPDIR/conf" --layers=5 --io-depth 3 >"$BATS_TEST_TMPDIR/out"
     cat "$BATS_TEST_TMPDIR/out"
     [ "$(wc -l <"$BATS_TEST_TMPDIR/out")" -eq 3 ]
+    [ -z "$(grep ' $' "$BATS_TEST_TMPDIR/out")" ]
     grep -E "k3-trunkd .*--ring-mb 6 .*--io-depth 3 .*--layers 5" "$BATS_TEST_TMPDIR/out"
     grep -E "k3-expertd .*--device $BATS_TEST_TMPDIR --device /tmp .*--io-depth 3 .*--layers 5" "$BATS_TEST_TMPDIR/out"
     grep -E "k3-computed .*--ctx 128 .*--force-threads .*--layers 5" "$BATS_TEST_TMPDIR/out"
     k3run up --dry-run --config "$BATS_TEST_TMPDIR/conf" --expert-device "$ROOT" | grep k3-expertd >"$BATS_TEST_TMPDIR/out"
     [ "$(grep -o -- '--device' "$BATS_TEST_TMPDIR/out" | wc -l)" -eq 1 ]
     nothing_left "$INSTANCE"
+    echo 'trnk-gb = 5' >"$BATS_TEST_TMPDIR/conf"
+    refused 2 'line 1: unknown option --trnk-gb; did you mean --trunk-gb' k3run up --config "$BATS_TEST_TMPDIR/conf"
     echo 'ring = 5' >"$BATS_TEST_TMPDIR/conf"
     refused 2 'line 1: unknown option --ring' k3run up --config "$BATS_TEST_TMPDIR/conf"
     printf 'ctx = 5\nwhat is this\n' >"$BATS_TEST_TMPDIR/conf"
@@ -228,6 +234,48 @@ TEXT
     within 5 no_processes
 }
 
+@test "a start that takes long says what it waits for" {
+    own_programs
+    replace k3-computed "sleep 6.5; exec '$K3_BIN/k3-computed' \"\$@\""
+    run_ up --bin-dir "$PROGRAMS" 2>"$ERR"
+    cat "$ERR"
+    [ "$(grep -cE '^k3-run: [5-9] s: ready: k3-trunkd, k3-expertd; waiting for k3-computed \(not there yet\)$' "$ERR")" -eq 1 ]
+    [ "$(grep -c . "$ERR")" -le 2 ]
+    run_ down
+    command -v script >/dev/null || skip "no script(1)"
+    replace k3-computed "sleep 3.5; exec '$K3_BIN/k3-computed' \"\$@\""
+    script -qec "'$ROOT/run/k3-run' up --instance $INSTANCE --bin-dir '$PROGRAMS'" /dev/null >"$ERR" </dev/null 3>&- 4>&-
+    cat -v "$ERR"
+    grep -q 'k3-run: [2-9] s: .*waiting for k3-computed' "$ERR"
+    # The last line of progress is taken back before the answer.
+    tr '\r' '\n' <"$ERR" | grep -E 'is ready' | grep -qv 'waiting for'
+}
+
+@test "list and status bear instances that vanish while they look, and say nothing about it" {
+    local root dir=$BATS_TEST_TMPDIR/path
+    root=$(dirname "$(run_dir "$INSTANCE")")
+    k3run up
+    mkdir "$dir"
+    gone() { # the instance -v goes when its lock is probed
+        mkdir -p "$root/$INSTANCE-v"
+        echo "1 1" >"$root/$INSTANCE-v/k3-run.lock"
+        cp "$root/$INSTANCE-v/k3-run.lock" "$root/$INSTANCE-v/k3-trunkd.lock"
+        printf '#!/bin/sh\nrm -rf "%s"\n%s\n' "$root/$INSTANCE-v" "$1" >"$dir/flock"
+        chmod +x "$dir/flock"
+    }
+    # shellcheck disable=SC2016
+    for end in 'exec /usr/bin/flock "$@"' 'kill -KILL $$'; do
+        gone "$end"
+        PATH=$dir:$PATH k3run list >"$BATS_TEST_TMPDIR/out" 2>"$ERR"
+        cat "$ERR"
+        [ ! -s "$ERR" ]
+        [ ! -e "$root/$INSTANCE-v" ]
+        [ -z "$(grep -e "$INSTANCE-v" "$BATS_TEST_TMPDIR/out")" ]
+    done
+    rm "$(run_dir "$INSTANCE")/k3-run.members"
+    refused 3 'being started or taken down' k3run status
+}
+
 @test "a member that refuses its configuration later is given up until it is restarted" {
     own_programs
     run_ up --bin-dir "$PROGRAMS"
@@ -296,9 +344,21 @@ TEXT
     local prefix=$BATS_TEST_TMPDIR/usr
     mkdir -p "$prefix/bin"
     install -m 755 "$K3_BIN"/k3* "$prefix/bin"
-    "$ROOT/run/install-files" "$prefix"
+    "$ROOT/run/install-files" "$prefix" '/opt/k3&co'
+    [ "$(grep -cE '^Exec(Start|Stop)=/opt/k3&co/bin/k3-run (up|down) ' "$prefix/share/k3/run/k3@.service")" -eq 2 ]
+    [ -z "$(grep /usr/local "$prefix/share/k3/run/k3@.service")" ]
     "$prefix/bin/k3-run" up --instance "$INSTANCE" --dry-run | grep -q "^$prefix/bin/k3-trunkd --model $prefix/share/k3/run/demo-model "
     "$prefix/bin/k3-run" up --instance "$INSTANCE" 3>&- 4>&-
     "$prefix/bin/k3-run" down --instance "$INSTANCE"
     nothing_left "$INSTANCE"
+}
+
+@test "run/demo and run/check: help, and nothing else" {
+    local f
+    for f in demo check; do
+        "$ROOT/run/$f" --help >"$BATS_TEST_TMPDIR/out"
+        grep -q "^run/$f: " "$BATS_TEST_TMPDIR/out"
+        refused 2 "^run/$f: unexpected \"--hlep\"" "$ROOT/run/$f" --hlep
+        refused 2 "^run/$f: unexpected \"x\"" "$ROOT/run/$f" --help x
+    done
 }
