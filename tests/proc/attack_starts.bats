@@ -54,8 +54,7 @@ refused() { # refused PATTERN COMMAND...: exit 2 within five seconds, one line
     [ "$status" -eq 1 ]
     grep -q "stdout: Bad file descriptor" "$BATS_TEST_TMPDIR/err"
     down
-    mkdir -p "$(dirname "$(run_dir x)")"
-    chmod 700 "$(dirname "$(run_dir x)")"
+    mkdir -p -m 700 "$(dirname "$(run_dir x)")"
     "$K3_BIN/k3-expertd" --model "$BATS_FILE_TMPDIR/good" --instance "$INSTANCE" <&- >&- 2>&- 3>&- 4>&- &
     pid=$!
     ctl wait --timeout 10 || true # the others are not there
@@ -64,6 +63,7 @@ refused() { # refused PATTERN COMMAND...: exit 2 within five seconds, one line
     wait "$pid"
 }
 @test "locks that are no files do not stop k3-run" {
+    mkdir -p -m 700 "$(dirname "$(run_dir x)")" # -p alone would make the parent with the mode of the umask
     mkdir -p -m 700 "$(run_dir "$INSTANCE")"
     chmod 700 "$(dirname "$(run_dir "$INSTANCE")")"
     mkfifo "$(run_dir "$INSTANCE")/k3-trunkd.lock"
