@@ -345,7 +345,7 @@ int k3_pass_run(struct k3_pass *p, struct k3_source *src, const struct k3_row *r
                 uint32_t n_rows, float *logits, const struct k3_pass_hooks *hooks,
                 struct k3_err *err)
 {
-    uint64_t t0 = k3_pass_now_ns();
+    uint64_t t0 = k3_now_ns();
     int rc;
 
     if ((rc = check_rows(p, rows, n_rows, err)) < 0 || (rc = grow_scratch(p, err)) < 0)
@@ -372,7 +372,7 @@ int k3_pass_run(struct k3_pass *p, struct k3_source *src, const struct k3_row *r
         for (uint32_t s = 0; s < p->n_segs; s++)
             p->seg[s].state->positions += p->seg[s].n_rows;
     }
-    p->times.total_ns = k3_pass_now_ns() - t0;
+    p->times.total_ns = k3_now_ns() - t0;
     return rc;
 }
 

@@ -130,10 +130,10 @@ static int routed_experts(struct k3_pass *p, uint32_t n_distinct, const float *z
     for (uint32_t i = 0; i < n_distinct; i++) {
         struct k3_expert_view view;
         uint32_t e = p->distinct[i];
-        uint64_t t0 = k3_pass_now_ns();
+        uint64_t t0 = k3_now_ns();
         int rc = p->src->expert_next(p->src->self, &view, p->err);
 
-        p->times.expert_wait_ns += k3_pass_now_ns() - t0;
+        p->times.expert_wait_ns += k3_now_ns() - t0;
         if (rc < 0)
             return rc;
         if (view.expert != e)

@@ -4,8 +4,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <time.h>
 
+#include "ipc/daemon.h"
 #include "k3-computed/ops.h"
 #include "k3-computed/pass.h"
 
@@ -88,13 +88,6 @@ struct k3_pass {
     struct k3_pass_times times;
 };
 
-static inline uint64_t k3_pass_now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 static inline float *k3_pass_scratch(const struct k3_pass *p, uint32_t worker)
 {
     return p->scratch + worker * p->scratch_floats;

@@ -40,11 +40,11 @@ int k3_pass_blocks(struct k3_pass *p, uint32_t layer, enum k3_role role, uint32_
         for (uint32_t row = 0; row < piece->n_rows;) {
             uint32_t left = piece->n_rows - row;
             uint32_t n = units * unit < left ? (uint32_t)(units * unit) : left;
-            uint64_t t0 = k3_pass_now_ns();
+            uint64_t t0 = k3_now_ns();
             const void *w;
             int rc = p->src->rows(p->src->self, mat->first_piece + i, row, n, &w, p->err);
 
-            p->times.trunk_wait_ns += k3_pass_now_ns() - t0;
+            p->times.trunk_wait_ns += k3_now_ns() - t0;
             if (rc < 0)
                 return rc;
             fn(arg, mat, w, piece->row + row, n);

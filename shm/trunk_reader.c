@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "ipc/daemon.h"
 #include "shm/trunk_link.h"
 
 #define TICK_NS 50000000ull /* between looks at the lock and the segment's name: microseconds */
@@ -53,14 +54,6 @@ struct want {
     size_t piece; /* of rows; where they lie is the link's affair: a new one may move them */
     uint32_t row, n_rows;
 };
-
-static uint64_t now_ns(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
 
 static void nap(void)
 {
@@ -330,7 +323,7 @@ static int wait_for(struct k3_trunk_reader *r, const struct want *w, struct k3_e
         if (rc != -EAGAIN)
             break;
         if (!since_ns) {
-            since_ns = now_ns();
+            since_ns = k3_now_ns();
             r->counts.waits++;
         }
         if (stopping(r)) {
@@ -346,7 +339,7 @@ static int wait_for(struct k3_trunk_reader *r, const struct want *w, struct k3_e
             break;
     }
     if (since_ns)
-        r->counts.wait_ns += now_ns() - since_ns;
+        r->counts.wait_ns += k3_now_ns() - since_ns;
     return rc;
 }
 
@@ -358,7 +351,7 @@ int k3_trunk_reader_open(struct k3_trunk_reader **out, const char *instance, con
 {
     struct k3_trunk_reader *r;
     struct k3_err why = K3_ERR_INIT;
-    uint64_t until_ns = now_ns() + timeout_ns;
+    uint64_t until_ns = k3_now_ns() + timeout_ns;
     unsigned n_refused = 0;
     int rc = k3_instance_check(instance, err);
 
@@ -383,7 +376,7 @@ int k3_trunk_reader_open(struct k3_trunk_reader **out, const char *instance, con
                 *err = why;
             goto fail;
         }
-        if (now_ns() >= until_ns && rc == -ENOENT) {
+        if (k3_now_ns() >= until_ns && rc == -ENOENT) {
             rc = k3_no_peer(err, -ENOENT,
                             TRUNKD " of instance %s is not there (waited %.1f s, run directory %s)",
                             instance, (double)timeout_ns / 1e9, rundir);
