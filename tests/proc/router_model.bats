@@ -1,8 +1,7 @@
 #!/usr/bin/env bats
 # An answer is finished by the model that began it, on whatever instance; what is said when it cannot be.
 load helpers
-
-LONG=(--raw --temperature 100 --top-p 1 --seed 8 --max-tokens 1500)
+load long_answer
 
 setup_file() {
     export OTHER=$BATS_FILE_TMPDIR/other-model STATE=$BATS_FILE_TMPDIR/state
@@ -10,25 +9,19 @@ setup_file() {
         --mla-heads 2 --q-lora 32 --kv-lora 32 --qk-nope 16 --qk-rope 16 --v-dim 16 --dense-inter 64 --moe-inter 32 \
         --latent 32 --top-k 2 --shared-experts 1 --first-dense 1 --full-attn 4 --res-block 2 --eos 2 --bos 1 --pad 0 >&2
     up --ctx 2048
-    printf 'Tell me' | router --state-dir "$STATE" "${LONG[@]}" >"$BATS_FILE_TMPDIR/whole"
+    whole_answer
 }
 teardown_file() { down; }
 setup() { STATE=$BATS_TEST_TMPDIR/state; }
 teardown() {
-    [ -z "${PID:-}" ] || kill -KILL "$PID" 2>/dev/null || true
+    kill_answer
     INSTANCE=$INSTANCE-b down
 }
 
-start() { # start OPTION...: the long answer in the background, stopped in its middle; sets PID, ID, JOURNAL
-    printf 'Tell me' >"$BATS_TEST_TMPDIR/in"
-    "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "$STATE" "${LONG[@]}" "$@" <"$BATS_TEST_TMPDIR/in" \
-        >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
-    PID=$!
-    for _ in $(seq 600); do
-        JOURNAL=$(ls "$STATE"/*.journal 2>/dev/null) && [ "$(grep -c '^t ' "$JOURNAL")" -ge 30 ] && break
-        sleep 0.01
-    done
-    kill -STOP $PID
+begin() { # the long answer, held up in its middle; sets PID, GATE, ID, JOURNAL
+    start 500
+    wait_tokens 30
+    JOURNAL=$(journal)
     ID=$(basename "$JOURNAL" .journal)
     ! grep -q '^end' "$JOURNAL"
 }
@@ -38,15 +31,11 @@ says_both() { # says_both FILE: one line with both models, and how to go on
 }
 
 @test "another model comes up in mid-answer: exit 4, nothing is added; the first one finishes it" {
-    start
+    begin
     down
     up --ctx 2048 --model "$OTHER"
-    kill -CONT $PID
-    status=0
-    wait $PID || status=$?
-    cat "$BATS_TEST_TMPDIR/err"
+    finished 4
     cp "$JOURNAL" "$BATS_TEST_TMPDIR/before"
-    [ "$status" -eq 4 ]
     says_both "$BATS_TEST_TMPDIR/err" "$INSTANCE"
     # The same when it is resumed there: exit 2, in one line.
     run router --state-dir "$STATE" --resume "$ID" --json
@@ -62,45 +51,45 @@ says_both() { # says_both FILE: one line with both models, and how to go on
 }
 
 @test "--resume goes to the journal's instance; on another one only the same model goes on" {
-    start
+    begin
     kill -KILL $PID
-    timeout 60 "$K3_BIN/k3-router" --state-dir "$STATE" --resume "$ID" | cmp - "$BATS_FILE_TMPDIR/whole"
+    finished 137
+    timeout $((60 * SLOW)) "$K3_BIN/k3-router" --state-dir "$STATE" --resume "$ID" | cmp - "$BATS_FILE_TMPDIR/whole"
     rm "$STATE"/*.journal
-    start
+    begin
     kill -KILL $PID
+    finished 137
     (INSTANCE=$INSTANCE-b up --ctx 2048 --model "$OTHER")
     cp "$JOURNAL" "$BATS_TEST_TMPDIR/before"
-    run timeout 60 "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" --resume "$ID"
+    run timeout $((60 * SLOW)) "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" --resume "$ID"
     [ "$status" -eq 2 ]
     echo "$output" >"$BATS_TEST_TMPDIR/says"
     says_both "$BATS_TEST_TMPDIR/says" "$INSTANCE-b"
     cmp "$JOURNAL" "$BATS_TEST_TMPDIR/before"
     (INSTANCE=$INSTANCE-b down; INSTANCE=$INSTANCE-b up --ctx 2048)
-    timeout 60 "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" --resume "$ID" | cmp - "$BATS_FILE_TMPDIR/whole"
+    timeout $((60 * SLOW)) "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" --resume "$ID" | cmp - "$BATS_FILE_TMPDIR/whole"
 }
 
 @test "k3-run restart k3-computed in mid-answer: it goes on to the byte" {
-    start
+    begin
     computed=$(pid_of k3-computed)
     "$ROOT/run/k3-run" restart k3-computed --instance "$INSTANCE" 3>&- 4>&- &
     restart=$!
-    for _ in $(seq 600); do kill -0 "$computed" 2>/dev/null || break; sleep 0.02; done
-    kill -CONT $PID
+    for _ in $(seq $((1500 * SLOW))); do kill -0 "$computed" 2>/dev/null || break; sleep 0.02; done
+    finished 0
     wait $restart
-    wait $PID
-    cat "$BATS_TEST_TMPDIR/err"
     cmp "$BATS_TEST_TMPDIR/out" "$BATS_FILE_TMPDIR/whole"
     grep -qE 'k3-computed (went away; waiting for it|was restarted); [0-9]+ tokens are safe' "$BATS_TEST_TMPDIR/err"
 }
 
 @test "a model without a tokenizer: text is refused, ids work" {
     (INSTANCE=$INSTANCE-b up --model "$OTHER")
-    run timeout 60 "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" <<<hi
+    run timeout $((60 * SLOW)) "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" <<<hi
     echo "$output"
     [ "$status" -eq 2 ]
     [ "${#lines[@]}" -eq 1 ]
     [[ "$output" == *"$OTHER has no tokenizer"*"--ids"* ]]
-    run timeout 60 "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" --ids 5,6 --max-tokens 2 --json
+    run timeout $((60 * SLOW)) "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" --ids 5,6 --max-tokens 2 --json
     [ "$status" -eq 0 ]
     jq -e '.text == null and .thinking == null and (.generated_ids | length) > 0' <<<"$output"
 }
