@@ -35,7 +35,7 @@ bool k3_expertd_options(struct k3_expertd_opts *o, int argc, char **argv, int *s
         { "model", K3_OPT_STRING, &o->model, "DIR", "the checkpoint: config.json and *.safetensors", 0, 0 },
         { "device", K3_OPT_LIST, &o->devices, "DIR", "a further directory with shards", 0, 0 },
         { "cache-gb", K3_OPT_GB, &o->cache_bytes, "X", "memory for the expert arena, in 10^9 bytes (default 1)", 0, 0 },
-        { "policy", K3_OPT_STRING, &o->policy, "NAME", "whom to evict: lru (default)", 0, 0 },
+        { "policy", K3_OPT_STRING, &o->policy, "NAME", "whom to evict: lru (least recently demanded, default) or lfru (least often, lately)", 0, 0 },
         { "layers", K3_OPT_U32, &o->n_layers, "N", "serve the first N layers of a partial download", 1, K3_MAX_LAYERS },
         { "io-depth", K3_OPT_U32, &o->io_depth, "N", "blocks in flight on each device (default 8)", 1, 256 },
         { "io-block", K3_OPT_SIZE, &o->io_block_bytes, "SIZE", "bytes of one read (default 4M)", 0, 0 },

@@ -10,11 +10,12 @@ struct lru {
     struct { uint32_t prev, next; } at[];
 };
 
-static void *lru_create(uint32_t n_slots, uint32_t n_keys)
+static void *lru_create(uint32_t n_slots, uint32_t n_keys, uint32_t token_demands)
 {
     struct lru *l = malloc(sizeof(*l) + ((size_t)n_slots + 1) * sizeof(l->at[0]));
 
     (void)n_keys;
+    (void)token_demands;
     if (!l)
         return NULL;
     l->n_slots = n_slots;
@@ -49,15 +50,14 @@ static uint32_t lru_victim(void *self, bool (*may)(void *arg, uint32_t slot), vo
     return K3_NO_SLOT;
 }
 
-static const struct k3_policy_ops policies[] = {
-    { "lru", lru_create, free, lru_newest, lru_newest, lru_victim },
-};
+static const struct k3_policy_ops lru = { "lru", lru_create, free, lru_newest, lru_newest, lru_victim };
+static const struct k3_policy_ops *const policies[] = { &lru, &k3_policy_lfru };
 
 const struct k3_policy_ops *k3_policy_find(const char *name)
 {
     for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]); i++)
-        if (strcmp(policies[i].name, name) == 0)
-            return &policies[i];
+        if (strcmp(policies[i]->name, name) == 0)
+            return policies[i];
     return NULL;
 }
 
@@ -69,7 +69,7 @@ const char *k3_policy_names(void)
         for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]); i++) {
             if (i)
                 strcat(names, ", ");
-            strcat(names, policies[i].name);
+            strcat(names, policies[i]->name);
         }
     return names;
 }

@@ -10,8 +10,9 @@
 
 struct k3_policy_ops {
     const char *name;
-    /* n_keys: experts are numbered 0..n_keys-1.  NULL when out of memory. */
-    void *(*create)(uint32_t n_slots, uint32_t n_keys);
+    /* n_keys: experts are numbered 0..n_keys-1.  token_demands: what one token demands, MoE layers times top_k; a policy's
+     * clock counts demands.  NULL when out of memory. */
+    void *(*create)(uint32_t n_slots, uint32_t n_keys, uint32_t token_demands);
     void (*destroy)(void *self); /* NULL is fine */
     /* The expert `key` was given `slot`; what the slot held before is gone. */
     void (*admitted)(void *self, uint32_t slot, uint32_t key);
@@ -20,6 +21,12 @@ struct k3_policy_ops {
     /* The slot to empty, among those for which may(arg, slot) is true; K3_NO_SLOT when there is none. */
     uint32_t (*victim)(void *self, bool (*may)(void *arg, uint32_t slot), void *arg);
 };
+
+/* lfru (policy_lfru.c) with a half-life in demands, for experiments; the policy itself takes this many tokens' demands,
+ * the choice of docs/cache-policy.md. */
+#define K3_LFRU_HALF_LIFE 2.0
+void *k3_lfru_create(uint32_t n_slots, uint32_t n_keys, double half_life);
+extern const struct k3_policy_ops k3_policy_lfru;
 
 /* NULL when there is no policy of that name. */
 const struct k3_policy_ops *k3_policy_find(const char *name);

@@ -54,6 +54,18 @@ same() {
     [ "$(stat_of k3-expertd slots)" -lt 8 ]
     [ "$(stat_of k3-expertd evictions)" -gt 100 ]
 }
+@test "policy lfru in a small arena: other experts are evicted, the bits stay" {
+    for policy in lru lfru; do
+        up --model "$(model)" --ctx 128 --ring-mb 64 --cache-gb 0.0135 --policy "$policy"
+        [ "$(ctl info k3-expertd --json | jq -r '.. | .policy? // empty')" = "$policy" ]
+        same
+        [ "$(stat_of k3-expertd evictions)" -gt 100 ]
+        stat_of k3-expertd hits >"$BATS_TEST_TMPDIR/$policy"
+        down
+    done
+    cat "$BATS_TEST_TMPDIR/lru" "$BATS_TEST_TMPDIR/lfru"
+    ! cmp "$BATS_TEST_TMPDIR/lru" "$BATS_TEST_TMPDIR/lfru"
+}
 @test "all experts resident; a second run on warm daemons" {
     up --model "$(model)" --ctx 128 --ring-mb 64 --cache-gb 1
     same
