@@ -20,7 +20,7 @@ LIBS := -luring -lnng -lcjson -lpcre2-8 -ledit -lpthread -lm
 
 DAEMONS := k3-trunkd k3-expertd k3-computed k3-router
 TOOLS := $(patsubst tools/%.c,%,$(wildcard tools/k3*.c))
-LIB_SRC := $(wildcard ipc/*.c shm/*.c model/*.c)
+LIB_SRC := $(wildcard ipc/*.c shm/*.c model/*.c io/*.c)
 DAEMON_SRC := $(filter-out %/main.c,$(wildcard $(addsuffix /*.c,$(DAEMONS))))
 TOOL_LIB_SRC := $(filter-out tools/k3%.c,$(wildcard tools/*.c))
 ALL_SRC := $(LIB_SRC) $(DAEMON_SRC) $(TOOL_LIB_SRC)
