@@ -38,6 +38,7 @@ tests-build: $(PROGRAMS) $(UNITS) $(PROBES)
 
 # The vector files carry their own instruction flags and are chosen at run time.
 %_avx2.o: ISA := -mavx2 -mfma -mf16c
+%_sse42.o: ISA := -msse4.2
 %_avx512.o: ISA := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c
 $(B)/%.o: %.c Makefile
 	@mkdir -p $(@D)
