@@ -104,6 +104,7 @@ struct k3_model_opts {
     uint32_t n_layers; /* --layers; 0 = all */
     bool want_experts;
     bool partial_experts_ok; /* reserved, false */
+    bool no_pack; /* the trunk is taken from the shards even where a packed one lies (model/pack.h) */
 };
 
 /* Opens a checkpoint.  Refuses (exit 2, one line): what config and index refuse; a missing tensor (the first is

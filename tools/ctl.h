@@ -18,6 +18,9 @@ struct k3_ctl_opt {
     bool json, prometheus, keep;
     double watch_s;   /* 0 = once */
     double timeout_s; /* wait */
+    const char *model;  /* verify */
+    uint32_t n_layers;  /* verify; 0 = all, or those of the instance */
+    bool make;          /* verify */
     struct k3_str_list words; /* the command and what follows it */
 };
 
@@ -65,5 +68,9 @@ int k3_ctl_info(const struct k3_ctl_opt *o, struct k3_err *err);
 int k3_ctl_tell(const struct k3_ctl_opt *o, struct k3_err *err); /* drain, shutdown, log */
 int k3_ctl_wait(const struct k3_ctl_opt *o, struct k3_err *err);
 int k3_ctl_cancel(const struct k3_ctl_opt *o, struct k3_err *err);
+int k3_ctl_verify(const struct k3_ctl_opt *o, struct k3_err *err);
+
+/* The model directory and the number of layers that the instance's trunkd says it runs.  Exit 3 when none does. */
+int k3_ctl_model(const struct k3_ctl_opt *o, char *dir, size_t len_bytes, uint32_t *n_layers, struct k3_err *err);
 
 #endif

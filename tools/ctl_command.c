@@ -154,6 +154,21 @@ int k3_ctl_info(const struct k3_ctl_opt *o, struct k3_err *err)
     return result;
 }
 
+int k3_ctl_model(const struct k3_ctl_opt *o, char *dir, size_t len_bytes, uint32_t *n_layers,
+                 struct k3_err *err)
+{
+    cJSON *request = command("info"), *reply;
+    int rc = ask(o, "k3-trunkd", request, ANSWER_MS, &reply, err);
+
+    cJSON_Delete(request);
+    if (rc < 0)
+        return rc;
+    snprintf(dir, len_bytes, "%s", string_of(reply, "model"));
+    *n_layers = (uint32_t)number_of(reply, "layers");
+    cJSON_Delete(reply);
+    return 0;
+}
+
 int k3_ctl_tell(const struct k3_ctl_opt *o, struct k3_err *err)
 {
     const char *cmd = o->words.item[0];

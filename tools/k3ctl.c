@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ipc/daemon.h"
+#include "model/config.h"
 #include "tools/ctl.h"
 
 static const char summary[] =
@@ -18,7 +19,11 @@ static const char summary[] =
     "  shutdown [DAEMON]      leave in order (k3-run starts it anew; to stop the family: k3-run "
     "down)\n"
     "  log LEVEL [DAEMON]     error, warn, info or debug\n"
-    "  cancel ID              end a request";
+    "  cancel ID              end a request\n"
+    "  verify                 reads a whole checkpoint and compares it with its k3.sums (--make: "
+    "writes\n"
+    "                         k3.sums; goes on where it was stopped).  Needs no daemon when --model "
+    "is given";
 
 static const struct command {
     const char *name;
@@ -34,13 +39,14 @@ static const struct command {
     { "shutdown", 0, 1, k3_ctl_tell, "keep " },
     { "log", 1, 2, k3_ctl_tell, "" },
     { "cancel", 1, 1, k3_ctl_cancel, "" },
+    { "verify", 0, 0, k3_ctl_verify, "model layers make " },
 };
 
 static int usage(const char *text, const char *word)
 {
     fprintf(stderr, "k3ctl: ");
     fprintf(stderr, text, word);
-    fprintf(stderr, "; commands are stats, ping, wait, info, drain, shutdown, log, cancel\n");
+    fprintf(stderr, "; commands are stats, ping, wait, info, drain, shutdown, log, cancel, verify\n");
     return K3_EXIT_REFUSED;
 }
 
@@ -50,6 +56,8 @@ static const char *useless_option(const struct command *c, const struct k3_ctl_o
     const struct { const char *name; bool given; } given[] = {
         { "watch ", o->watch_s > 0 }, { "json ", o->json },        { "prometheus ", o->prometheus },
         { "keep ", o->keep },         { "timeout ", o->timeout_s >= 0 },
+        { "model ", o->model },       { "layers ", o->n_layers },
+        { "make ", o->make },
     };
 
     for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++)
@@ -87,6 +95,11 @@ int main(int argc, char **argv)
           1e6 },
         { "keep", K3_OPT_FLAG, &o.keep, NULL, "shutdown: leave the segments for the successor", 0,
           0 },
+        { "model", K3_OPT_STRING, &o.model, "DIR",
+          "verify: the checkpoint (default: that of the running instance)", 0, 0 },
+        { "layers", K3_OPT_U32, &o.n_layers, "N", "verify: only the first N layers", 1,
+          K3_MAX_LAYERS },
+        { "make", K3_OPT_FLAG, &o.make, NULL, "verify: write k3.sums into the checkpoint", 0, 0 },
         { NULL },
     };
     const struct command *c = NULL;
@@ -121,9 +134,10 @@ int main(int argc, char **argv)
     if (rc == -ENOENT)
         k3_no_peer(&err, rc, "instance \"%s\" is not running (no directory %s)", o.instance,
                    o.rundir);
-    /* Pages can be read without a run directory, and it is worth waiting for; the rest needs the
-     * sockets in it. */
-    if (rc == 0 || (rc == -ENOENT && (c->run == k3_ctl_stats || c->run == k3_ctl_wait)))
+    /* Pages can be read without a run directory, it is worth waiting for, and files need none; the
+     * rest needs the sockets in it. */
+    if (rc == 0 || (rc == -ENOENT && (c->run == k3_ctl_stats || c->run == k3_ctl_wait)) ||
+        (c->run == k3_ctl_verify && o.model))
         rc = c->run(&o, &err);
     if (rc < 0)
         fprintf(stderr, "k3ctl: %s\n", err.text);
