@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "ipc/memory.h"
 #include "k3-computed/computed.h"
 
 static int open_kernels(struct k3_computed *c, struct k3_err *err)
@@ -47,72 +48,6 @@ static int check_threads(struct k3_computed *c, struct k3_err *err)
 
 /* ---- memory ------------------------------------------------------------------------------------------------------------ */
 
-/* The number in a file of one number; UINT64_MAX for "max", for no file or nonsense. */
-static uint64_t read_number(const char *dir, const char *name)
-{
-    char path[4096], text[64] = "";
-    uint64_t n = UINT64_MAX;
-    FILE *f;
-
-    snprintf(path, sizeof(path), "%s/%s", dir, name);
-    f = fopen(path, "re");
-    if (!f)
-        return n;
-    if (fgets(text, sizeof(text), f)) {
-        text[strcspn(text, "\n")] = 0;
-        if (k3_parse_u64(text, 0, UINT64_MAX, &n) < 0)
-            n = UINT64_MAX;
-    }
-    fclose(f);
-    return n;
-}
-
-static uint64_t mem_available(void)
-{
-    char line[256];
-    unsigned long long kb;
-    uint64_t bytes = UINT64_MAX;
-    FILE *f = fopen("/proc/meminfo", "re");
-
-    while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
-            bytes = kb * 1024;
-    if (f)
-        fclose(f);
-    return bytes;
-}
-
-/* Headroom of this process's cgroup (version 2) and all that enclose it. */
-static uint64_t cgroup_available(void)
-{
-    char line[2048] = "", dir[2200];
-    uint64_t least = UINT64_MAX;
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    bool found = false;
-
-    while (f && !found && fgets(line, sizeof(line), f))
-        found = strncmp(line, "0::/", 4) == 0;
-    if (f)
-        fclose(f);
-    if (!found)
-        return least;
-    line[strcspn(line, "\n")] = 0;
-    snprintf(dir, sizeof(dir), "/sys/fs/cgroup%s", line + 3);
-    for (;;) {
-        uint64_t max = read_number(dir, "memory.max"), now = read_number(dir, "memory.current");
-        char *slash = strrchr(dir, '/');
-
-        if (max != UINT64_MAX && now != UINT64_MAX) {
-            uint64_t left = max > now ? max - now : 0;
-
-            least = left < least ? left : least;
-        }
-        if (!slash || strlen(dir) <= strlen("/sys/fs/cgroup"))
-            return least;
-        *slash = 0;
-    }
-}
-
 static uint64_t add(uint64_t a, uint64_t b)
 {
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
@@ -123,20 +58,22 @@ static int check_memory(const struct k3_computed *c, struct k3_err *err)
 {
     const struct k3_config *cfg = &c->model->cfg;
     uint64_t state = k3_state_bytes(cfg, c->opt.ctx), thread = k3_pass_thread_bytes(cfg, c->opt.ctx);
-    uint64_t need, all, memory = mem_available(), group = cgroup_available();
-    uint64_t left = memory < group ? memory : group;
+    uint64_t need, all, left;
+    struct k3_memory memory;
+    char why[256];
 
     if (state > UINT64_MAX / K3_SEQUENCES_MAX / 2 || thread > UINT64_MAX / 1024 / 2)
         all = UINT64_MAX;
     else
         all = add(k3_engine_bytes(cfg, c->opt.ctx, c->opt.sequences, c->opt.batch_rows), thread * c->opt.threads);
     need = add(all, k3_pass_bytes(cfg, c->opt.batch_rows));
+    k3_memory_read("", &memory);
+    left = k3_memory_left(&memory, why, sizeof(why));
     if (need <= left)
         return 0;
     return k3_refuse(err, -ENOMEM, "%.3f GB are needed for %u sequences of --ctx %u (%.3f GB each) and %u rows, %.3f GB are "
                      "available (%s): lower --ctx, --sequences or --batch-rows", (double)need * 1e-9, c->opt.sequences,
-                     c->opt.ctx, (double)state * 1e-9, c->opt.batch_rows, (double)left * 1e-9,
-                     memory < group ? "MemAvailable" : "memory.max of a cgroup");
+                     c->opt.ctx, (double)state * 1e-9, c->opt.batch_rows, (double)left * 1e-9, why);
 }
 
 /* ---- peers ------------------------------------------------------------------------------------------------------------- */
