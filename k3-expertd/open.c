@@ -229,7 +229,7 @@ static void on_stop(void *arg)
 static int open_reader(struct k3_expertd *d, struct k3_err *err)
 {
     struct k3_reader_opts o = {
-        .uring = strcmp(d->opt.io, "pread") != 0,
+        .io = d->opt.io,
         .direct = strcmp(d->opt.direct, "off") != 0,
         .depth = d->opt.io_depth,
         .block_bytes = d->opt.io_block_bytes,
@@ -250,14 +250,12 @@ static int open_reader(struct k3_expertd *d, struct k3_err *err)
     if (rc < 0)
         return rc;
     k3_reader_files(d->reader, &n_direct, &n_files, &n_devices);
-    if (strcmp(d->opt.io, "uring") == 0 && strcmp(k3_reader_how(d->reader), "uring") != 0)
-        return k3_refuse(err, -ENOSYS, "--io uring: the kernel gives no io_uring here; use --io auto or pread");
     if (strcmp(d->opt.direct, "on") == 0 && n_direct < n_files)
         return k3_refuse(err, -ENOTSUP,
                          "--direct on: %u of %u expert files lie where direct reads are refused; use --direct auto or off",
                          n_files - n_direct, n_files);
-    if (o.uring && strcmp(k3_reader_how(d->reader), "uring") != 0)
-        k3_log(K3_LOG_WARN, "no_io_uring", "then=pread threads=%u", d->opt.io_depth * (n_devices ? n_devices : 1));
+    if (*k3_reader_why_pread(d->reader))
+        k3_log(K3_LOG_WARN, "no_io_uring", "then=pread reason=\"%s\"", k3_reader_why_pread(d->reader));
     if (o.direct && n_direct < n_files)
         k3_log(K3_LOG_WARN, "no_direct_reads", "files=%u of=%u then=buffered", n_files - n_direct, n_files);
     return 0;

@@ -42,9 +42,11 @@ struct load { /* one expert on its way into a slot */
     struct job job[K3_EXPERT_TENSORS];
 };
 struct block {
+    struct k3_io_req req; /* first: what comes back is the block */
     struct job *job;
-    uint64_t off_bytes, start_ns;
-    uint32_t len_bytes, tries, next_free;
+    struct block *next_free;
+    uint64_t off_bytes;
+    uint32_t len_bytes, tries;
 };
 struct queue { struct job *head, *tail; };
 struct device {
@@ -56,13 +58,13 @@ struct k3_reader {
     const struct k3_model *m;
     struct k3_reader_opts o;
     struct k3_io *io;
-    bool is_uring;
+    char why_pread[64]; /* io_uring was wanted */
     struct file *file; /* m->n_files */
     struct device *device;
-    struct block *block;
+    struct block *block, *free_block;
     struct load **load; /* by slot */
     struct load *done_head, *done_tail;
-    uint32_t n_devices, n_blocks, free_block, in_flight, n_used;
+    uint32_t n_devices, n_blocks, in_flight, n_used;
     _Atomic uint32_t n_direct; /* info looks at it from another thread */
 };
 
@@ -214,9 +216,11 @@ int k3_reader_open(struct k3_reader **out, const struct k3_model *m, const struc
         rc = k3_fail(err, -ENOMEM, "table of %u blocks in flight", r->n_blocks);
         goto fail;
     }
-    for (uint32_t i = 0; i < r->n_blocks; i++)
-        r->block[i].next_free = i + 1;
-    rc = k3_io_open(&r->io, o->uring, r->n_blocks, o->efd, &r->is_uring, err);
+    for (uint32_t i = r->n_blocks; i-- > 0;) {
+        r->block[i].next_free = r->free_block;
+        r->free_block = &r->block[i];
+    }
+    rc = k3_io_open(&r->io, o->io, r->n_blocks, o->efd, r->why_pread, err);
     if (rc < 0)
         goto fail;
     *out = r;
@@ -315,21 +319,22 @@ void k3_reader_promote(struct k3_reader *r, uint32_t slot)
 
 /* ---- blocks ---- */
 
-static void send_block(struct k3_reader *r, uint32_t id)
+static void send_block(struct k3_reader *r, struct block *b)
 {
-    struct block *b = &r->block[id];
     struct job *j = b->job;
     struct file *f = &r->file[j->file];
-    uint8_t *to = r->o.slots + j->load->slot * r->o.slot_bytes + j->pos_bytes + (b->off_bytes - j->first_bytes);
 
-    b->start_ns = k3_now_ns();
-    k3_io_read(r->io, id, f->direct ? f->fd_direct : f->fd, to, b->len_bytes, b->off_bytes);
+    b->req.fd = f->direct ? f->fd_direct : f->fd;
+    b->req.buf = r->o.slots + j->load->slot * r->o.slot_bytes + j->pos_bytes + (b->off_bytes - j->first_bytes);
+    b->req.len_bytes = b->len_bytes;
+    b->req.off_bytes = b->off_bytes;
+    b->req.submit_ns = k3_now_ns();
+    r->io->ops->submit(r->io, &b->req);
 }
 
 static void cut_block(struct k3_reader *r, struct device *d, struct job *j)
 {
-    uint32_t id = r->free_block;
-    struct block *b = &r->block[id];
+    struct block *b = r->free_block;
     uint64_t left = j->end_bytes - j->off_bytes, len = r->o.block_bytes;
 
     if (left <= len || left - len < TAIL_BYTES)
@@ -342,7 +347,7 @@ static void cut_block(struct k3_reader *r, struct device *d, struct job *j)
     j->load->blocks_out++;
     d->in_flight++;
     r->in_flight++;
-    send_block(r, id);
+    send_block(r, b);
 }
 
 void k3_reader_submit(struct k3_reader *r)
@@ -353,7 +358,7 @@ void k3_reader_submit(struct k3_reader *r)
         while (d->in_flight < r->o.depth && (d->demand.head || d->prefetch.head))
             cut_block(r, d, d->demand.head ? d->demand.head : d->prefetch.head);
     }
-    k3_io_flush(r->io);
+    r->io->ops->flush(r->io);
     k3_stat_set(r->o.stats, r->o.stat_in_flight, r->in_flight);
 }
 
@@ -377,9 +382,9 @@ static bool jobs_queued(const struct load *l)
 }
 
 /* What follows from one read: true when the block is over, false when it was sent again. */
-static bool block_back(struct k3_reader *r, uint32_t id, int res)
+static bool block_back(struct k3_reader *r, struct block *b)
 {
-    struct block *b = &r->block[id];
+    int res = b->req.res;
     struct job *j = b->job;
     struct file *f = &r->file[j->file];
     uint64_t need = j->need_bytes > b->off_bytes ? j->need_bytes - b->off_bytes : 0;
@@ -388,7 +393,7 @@ static bool block_back(struct k3_reader *r, uint32_t id, int res)
     if (need > b->len_bytes)
         need = b->len_bytes;
     if (res >= 0 && (uint64_t)res >= need) {
-        k3_stat_hist(r->o.stats, r->o.stat_read_ns, k3_now_ns() - b->start_ns);
+        k3_stat_hist(r->o.stats, r->o.stat_read_ns, k3_now_ns() - b->req.submit_ns);
         k3_stat_add(r->o.stats, r->o.stat_reads, 1);
         k3_stat_add(r->o.stats, r->o.stat_bytes, (uint64_t)res);
         if (!f->direct) /* the arena is the cache: the pages need not stay a second time */
@@ -401,7 +406,7 @@ static bool block_back(struct k3_reader *r, uint32_t id, int res)
         f->direct = false;
         atomic_fetch_sub_explicit(&r->n_direct, 1, memory_order_relaxed);
         k3_log(K3_LOG_WARN, "direct_read_refused", "file=%s then=buffered", r->m->files[j->file].path);
-        send_block(r, id);
+        send_block(r, b);
         return false;
     }
     /* Short of what is needed: go on behind the whole pages that came. */
@@ -415,7 +420,7 @@ static bool block_back(struct k3_reader *r, uint32_t id, int res)
     }
     if (res != -EINTR)
         k3_stat_add(r->o.stats, r->o.stat_retries, 1);
-    send_block(r, id);
+    send_block(r, b);
     return false;
 }
 
@@ -432,18 +437,19 @@ static void load_over(struct k3_reader *r, struct load *l)
 
 static void reap(struct k3_reader *r)
 {
-    uint32_t id;
-    int res;
+    struct k3_io_req *done, *next;
 
-    while (k3_io_reap(r->io, &id, &res)) {
-        struct load *l = r->block[id].job->load;
+    for (r->io->ops->reap(r->io, &done); done; done = next) {
+        struct block *b = (struct block *)(void *)done;
+        struct load *l = b->job->load;
 
-        if (!block_back(r, id, res))
+        next = done->next;
+        if (!block_back(r, b))
             continue;
-        r->device[r->file[r->block[id].job->file].device].in_flight--;
+        r->device[r->file[b->job->file].device].in_flight--;
         r->in_flight--;
-        r->block[id].next_free = r->free_block;
-        r->free_block = id;
+        b->next_free = r->free_block;
+        r->free_block = b;
         if (--l->blocks_out == 0 && !jobs_queued(l))
             load_over(r, l);
     }
@@ -475,7 +481,12 @@ uint32_t k3_reader_in_flight(const struct k3_reader *r)
 
 const char *k3_reader_how(const struct k3_reader *r)
 {
-    return r->is_uring ? "uring" : "pread";
+    return r->io->ops->name;
+}
+
+const char *k3_reader_why_pread(const struct k3_reader *r)
+{
+    return r->why_pread;
 }
 
 void k3_reader_files(const struct k3_reader *r, uint32_t *n_direct, uint32_t *n_files, uint32_t *n_devices)
@@ -496,7 +507,7 @@ static bool let_land(struct k3_reader *r)
     for (reap(r); r->in_flight; reap(r)) {
         if (k3_now_ns() > until_ns)
             return false;
-        k3_io_flush(r->io);
+        r->io->ops->flush(r->io);
         nanosleep(&ms, NULL);
     }
     return true;

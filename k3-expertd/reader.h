@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "io/io.h"
 #include "model/model.h"
 #include "shm/stats.h"
 
@@ -13,7 +14,8 @@
 #define K3_READ_TRIES 4 /* of one block: the first and three more */
 
 struct k3_reader_opts {
-    bool uring, direct; /* wanted; fallen back from when the machine has none */
+    const char *io; /* "auto", "uring", "pread" */
+    bool direct;    /* wanted; fallen back from when the machine has none */
     uint32_t depth;     /* blocks in flight on each device */
     uint64_t block_bytes;
     uint8_t *slots;     /* slot i at i * slot_bytes, page-aligned */
@@ -49,24 +51,14 @@ struct k3_read_done {
 bool k3_reader_done(struct k3_reader *r, struct k3_read_done *out);
 /* Blocks in flight. */
 uint32_t k3_reader_in_flight(const struct k3_reader *r);
-/* How it reads, for info and the log: "uring" or "pread"; files read directly, of all. */
+/* How it reads, for info and the log: "io_uring" or "pread"; files read directly, of all. */
 const char *k3_reader_how(const struct k3_reader *r);
+const char *k3_reader_why_pread(const struct k3_reader *r); /* "" when pread was not fallen back to */
 void k3_reader_files(const struct k3_reader *r, uint32_t *n_direct, uint32_t *n_files, uint32_t *n_devices);
 
 /* Where the ranges and tensors of an expert lie in its slot: each range in whole pages of its own, at (file offset mod
  * page) in the first.  Returns the bytes used, or -EOVERFLOW when that is more than slot_bytes. */
 int64_t k3_expert_slot_layout(const struct k3_expert_place *p, uint64_t slot_bytes,
                               uint64_t range_pos[K3_EXPERT_TENSORS], uint32_t off_bytes[K3_EXPERT_TENSORS]);
-
-/* ---- one queue of reads (reader_io.c) ---- */
-
-struct k3_io;
-/* At most n_max reads in flight.  want_uring falls back to threads with pread (*is_uring tells). */
-int k3_io_open(struct k3_io **out, bool want_uring, uint32_t n_max, int efd, bool *is_uring, struct k3_err *err);
-void k3_io_close(struct k3_io *io); /* no read may be in flight */
-void k3_io_read(struct k3_io *io, uint32_t id, int fd, void *to, uint32_t len_bytes, uint64_t off_bytes);
-void k3_io_flush(struct k3_io *io);
-/* One completed read: *res = bytes or negative errno. */
-bool k3_io_reap(struct k3_io *io, uint32_t *id, int *res);
 
 #endif

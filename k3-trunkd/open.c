@@ -1,6 +1,7 @@
 /* From options to a published stream, and back. */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -196,21 +197,13 @@ static void collapse(struct k3_trunkd *d)
 
 static int open_io(struct k3_trunkd *d, struct k3_err *err)
 {
-    const char *reason = "--io pread";
-    int rc = -ENOSYS;
+    char reason[64];
+    int rc = k3_io_open(&d->io, d->opt.io, d->opt.io_depth, -1, reason, err);
 
-    if (strcmp(d->opt.io, "pread") != 0) {
-        rc = k3_tio_uring_open(&d->io, d->opt.io_depth);
-        reason = rc < 0 ? strerror(-rc) : "";
-        if (rc < 0 && strcmp(d->opt.io, "uring") == 0)
-            return k3_refuse(err, rc, "--io uring: the kernel refuses io_uring: %s; try --io auto",
-                             reason);
-    }
-    if (rc < 0) {
-        rc = k3_tio_pread_open(&d->io, d->opt.io_depth);
-        if (rc < 0)
-            return k3_fail(err, rc, "cannot start threads for pread: %s", strerror(-rc));
-    }
+    if (rc < 0)
+        return rc;
+    if (strcmp(d->opt.io, "pread") == 0)
+        snprintf(reason, sizeof(reason), "--io pread");
     if (!*reason &&
         atomic_load_explicit(&d->n_files_direct, memory_order_relaxed) == d->n_files_used)
         return k3_reads_open(d, err);
@@ -309,8 +302,7 @@ void k3_trunkd_close(struct k3_trunkd *d)
     bool keep = d->daemon && k3_daemon_keep(d->daemon);
 
     set_opened(d, false);
-    if (d->io)
-        d->io->ops->close(d->io); /* before anything that its reads land in */
+    k3_io_close(d->io); /* before anything that its reads land in */
     if (d->daemon && d->owns_names) {
         k3_seg_unlink(k3_daemon_instance(d->daemon), K3_TRUNK_SEG);
         if (!keep)

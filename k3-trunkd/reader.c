@@ -115,7 +115,7 @@ bool k3_read_complete(struct k3_trunkd *d, struct k3_read *r)
 
 int k3_reads_wait(struct k3_trunkd *d, struct k3_err *err)
 {
-    struct k3_tio_req *done, *next;
+    struct k3_io_req *done, *next;
     bool stream = false;
     int rc;
 

@@ -6,8 +6,8 @@
 
 #include <pthread.h>
 
+#include "io/io.h"
 #include "ipc/daemon.h"
-#include "k3-trunkd/io.h"
 #include "k3-trunkd/runs.h"
 #include "model/model.h"
 #include "model/schedule.h"
@@ -68,7 +68,7 @@ struct k3_tfile {
 
 enum k3_read_kind { K3_READ_STREAM, K3_READ_PIN };
 struct k3_read { /* one read; lives in k3_trunkd.reads */
-    struct k3_tio_req req;
+    struct k3_io_req req;
     enum k3_read_kind kind;
     uint32_t file, piece;
     uint8_t *buf;                              /* of the whole range */
@@ -127,7 +127,7 @@ struct k3_trunkd {
     struct k3_trunk_data *head;
     _Atomic uint32_t *flags;
     uint8_t *ring;
-    struct k3_tio *io;
+    struct k3_io *io;
     struct k3_read *reads; /* twice io_depth: finished ones wait here for an older one */
     struct k3_read *free_reads;
     unsigned n_in_flight;

@@ -17,10 +17,10 @@
 #define N_MAX K3_IO_DEPTH_MAX
 
 struct fake_io {
-    struct k3_tio io;
-    struct k3_tio_req *req[N_MAX]; /* with the backend, in the order of submission */
+    struct k3_io io;
+    struct k3_io_req *req[N_MAX]; /* with the backend, in the order of submission */
     unsigned n;
-    struct k3_tio_req *ready; /* what the next wait returns */
+    struct k3_io_req *ready; /* what the next wait returns */
     uint64_t n_submitted;
 };
 struct rig {
@@ -30,12 +30,12 @@ struct rig {
     uint64_t rng;
 };
 
-static struct rig *rig_of(struct k3_tio *io)
+static struct rig *rig_of(struct k3_io *io)
 {
     return (struct rig *)(void *)((char *)io - offsetof(struct rig, fake));
 }
 
-static void fake_submit(struct k3_tio *io, struct k3_tio_req *req)
+static void fake_submit(struct k3_io *io, struct k3_io_req *req)
 {
     struct fake_io *f = (struct fake_io *)(void *)io;
     struct rig *g = rig_of(io);
@@ -57,7 +57,7 @@ static void fake_submit(struct k3_tio *io, struct k3_tio_req *req)
     assert_int_equal(req->len_bytes % g->d.layout.align_bytes, 0);
 }
 
-static int fake_wait(struct k3_tio *io, uint64_t timeout_ns, struct k3_tio_req **done)
+static int fake_wait(struct k3_io *io, uint64_t timeout_ns, struct k3_io_req **done)
 {
     struct fake_io *f = (struct fake_io *)(void *)io;
 
@@ -67,18 +67,18 @@ static int fake_wait(struct k3_tio *io, uint64_t timeout_ns, struct k3_tio_req *
     return 0;
 }
 
-static void fake_close(struct k3_tio *io)
+static void fake_close(struct k3_io *io)
 {
     (void)io;
 }
 
-static const struct k3_tio_ops fake_ops = { "fake", fake_submit, fake_wait, fake_close };
+static const struct k3_io_ops fake_ops = { .name = "fake", .submit = fake_submit, .wait = fake_wait, .close = fake_close };
 
 /* Completes request i of those in flight with res (bytes really put there) and lets the daemon
  * look. */
 static void complete(struct rig *g, unsigned i, int64_t res)
 {
-    struct k3_tio_req *req = g->fake.req[i];
+    struct k3_io_req *req = g->fake.req[i];
     struct k3_read *r = (struct k3_read *)(void *)req;
     struct k3_err err = K3_ERR_INIT;
 
@@ -134,7 +134,7 @@ static void rig_open(struct rig *g, const struct k3_tf_spec *spec, uint32_t ring
     d->ctl = (struct k3_trunk_ctl *)(void *)d->ctl_seg.base;
     assert_int_equal(k3_pins_open(d, &err), 0);
     assert_int_equal(k3_reads_open(d, &err), 0);
-    g->fake.io = (struct k3_tio){ &fake_ops, depth };
+    g->fake.io = (struct k3_io){ &fake_ops, depth, 0 };
     d->io = &g->fake.io;
     k3_stream_open(d, false);
 }

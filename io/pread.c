@@ -1,22 +1,23 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdbool.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "k3-trunkd/io.h"
+#include "io/io.h"
 
-#define THREADS_MAX 16u /* spec/io.md 2: 1 to 32 threads of pread equal io_uring */
+/* spec/io.md 2: 1 to 32 threads of pread equal io_uring, on one drive; there may be a few drives. */
+#define THREADS_MAX 64u
 
 struct pread_io {
-    struct k3_tio io;
+    struct k3_io io;
     pthread_mutex_t lock; /* guards the lists and stop */
     pthread_cond_t work, news;
-    struct k3_tio_req *todo, **todo_tail, *done, **done_tail;
+    struct k3_io_req *todo, **todo_tail, *done, **done_tail;
     bool stop;
-    unsigned n_threads;
+    int efd;
     pthread_t thread[THREADS_MAX];
 };
 
@@ -26,7 +27,7 @@ static void *pread_thread(void *arg)
 
     pthread_mutex_lock(&p->lock);
     for (;;) {
-        struct k3_tio_req *req = p->todo;
+        struct k3_io_req *req = p->todo;
         ssize_t n;
 
         if (!req) {
@@ -46,12 +47,14 @@ static void *pread_thread(void *arg)
         *p->done_tail = req;
         p->done_tail = &req->next;
         pthread_cond_signal(&p->news);
+        if (p->efd >= 0)
+            (void)eventfd_write(p->efd, 1);
     }
     pthread_mutex_unlock(&p->lock);
     return NULL;
 }
 
-static void pread_submit(struct k3_tio *io, struct k3_tio_req *req)
+static void pread_submit(struct k3_io *io, struct k3_io_req *req)
 {
     struct pread_io *p = (struct pread_io *)io;
 
@@ -63,7 +66,29 @@ static void pread_submit(struct k3_tio *io, struct k3_tio_req *req)
     pthread_mutex_unlock(&p->lock);
 }
 
-static int pread_wait(struct k3_tio *io, uint64_t timeout_ns, struct k3_tio_req **done)
+/* A thread was woken by each submit. */
+static void pread_flush(struct k3_io *io)
+{
+    (void)io;
+}
+
+static void take_done(struct pread_io *p, struct k3_io_req **done)
+{
+    *done = p->done;
+    p->done = NULL;
+    p->done_tail = &p->done;
+}
+
+static void pread_reap(struct k3_io *io, struct k3_io_req **done)
+{
+    struct pread_io *p = (struct pread_io *)io;
+
+    pthread_mutex_lock(&p->lock);
+    take_done(p, done);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static int pread_wait(struct k3_io *io, uint64_t timeout_ns, struct k3_io_req **done)
 {
     struct pread_io *p = (struct pread_io *)io;
     struct timespec until;
@@ -79,14 +104,12 @@ static int pread_wait(struct k3_tio *io, uint64_t timeout_ns, struct k3_tio_req 
     while (!p->done)
         if (pthread_cond_timedwait(&p->news, &p->lock, &until) == ETIMEDOUT)
             break;
-    *done = p->done;
-    p->done = NULL;
-    p->done_tail = &p->done;
+    take_done(p, done);
     pthread_mutex_unlock(&p->lock);
     return 0;
 }
 
-static void pread_close(struct k3_tio *io)
+static void pread_close(struct k3_io *io)
 {
     struct pread_io *p = (struct pread_io *)io;
 
@@ -96,7 +119,7 @@ static void pread_close(struct k3_tio *io)
     p->todo_tail = &p->todo;
     pthread_cond_broadcast(&p->work);
     pthread_mutex_unlock(&p->lock);
-    for (unsigned i = 0; i < p->n_threads; i++)
+    for (unsigned i = 0; i < p->io.n_threads; i++)
         pthread_join(p->thread[i], NULL);
     pthread_cond_destroy(&p->work);
     pthread_cond_destroy(&p->news);
@@ -104,9 +127,9 @@ static void pread_close(struct k3_tio *io)
     free(p);
 }
 
-static const struct k3_tio_ops pread_ops = { "pread", pread_submit, pread_wait, pread_close };
+static const struct k3_io_ops pread_ops = { "pread", pread_submit, pread_flush, pread_wait, pread_reap, pread_close };
 
-int k3_tio_pread_open(struct k3_tio **out, unsigned depth)
+int k3_io_pread_open(struct k3_io **out, unsigned depth, int efd)
 {
     struct pread_io *p = calloc(1, sizeof(*p));
     pthread_condattr_t monotonic;
@@ -118,6 +141,7 @@ int k3_tio_pread_open(struct k3_tio **out, unsigned depth)
         return -ENOMEM;
     p->io.ops = &pread_ops;
     p->io.depth = depth;
+    p->efd = efd;
     p->todo_tail = &p->todo;
     p->done_tail = &p->done;
     pthread_mutex_init(&p->lock, NULL);
@@ -130,14 +154,14 @@ int k3_tio_pread_open(struct k3_tio **out, unsigned depth)
     pthread_attr_setstacksize(&attr, 256 << 10);
     sigfillset(&all); /* signals belong to the daemon's skeleton */
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    while (rc == 0 && p->n_threads < THREADS_MAX && p->n_threads < depth) {
-        rc = -pthread_create(&p->thread[p->n_threads], &attr, pread_thread, p);
+    while (rc == 0 && p->io.n_threads < THREADS_MAX && p->io.n_threads < depth) {
+        rc = -pthread_create(&p->thread[p->io.n_threads], &attr, pread_thread, p);
         if (rc == 0)
-            p->n_threads++;
+            p->io.n_threads++;
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
-    if (p->n_threads == 0) {
+    if (p->io.n_threads == 0) {
         pread_close(&p->io);
         return rc;
     }
