@@ -265,7 +265,7 @@ static int open_slots(struct k3_expertd *d, bool taken_over, struct k3_err *err)
 {
     const struct k3_config *c = &d->model->cfg;
     int rc = k3_slots_open(&d->slots, records(d), d->n_slots, c->n_layers, c->n_experts,
-                           k3_policy_find(d->opt.policy), (c->n_layers - c->first_dense) * c->top_k, err);
+                           k3_policy_find(d->opt.policy), err);
 
     if (rc == 0 && taken_over)
         adopt(d);

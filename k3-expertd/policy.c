@@ -10,12 +10,11 @@ struct lru {
     struct { uint32_t prev, next; } at[];
 };
 
-static void *lru_create(uint32_t n_slots, uint32_t n_keys, uint32_t token_demands)
+static void *lru_create(uint32_t n_slots, uint32_t n_keys)
 {
     struct lru *l = malloc(sizeof(*l) + ((size_t)n_slots + 1) * sizeof(l->at[0]));
 
     (void)n_keys;
-    (void)token_demands;
     if (!l)
         return NULL;
     l->n_slots = n_slots;

@@ -10,9 +10,9 @@
 
 struct k3_policy_ops {
     const char *name;
-    /* n_keys: experts are numbered 0..n_keys-1.  token_demands: what one token demands, MoE layers times top_k; a policy's
-     * clock counts demands.  NULL when out of memory. */
-    void *(*create)(uint32_t n_slots, uint32_t n_keys, uint32_t token_demands);
+    /* n_keys: experts are numbered 0..n_keys-1, layer by layer, so that the demands of one pass ascend.  NULL when out of
+     * memory. */
+    void *(*create)(uint32_t n_slots, uint32_t n_keys);
     void (*destroy)(void *self); /* NULL is fine */
     /* The expert `key` was given `slot`; what the slot held before is gone. */
     void (*admitted)(void *self, uint32_t slot, uint32_t key);
@@ -22,9 +22,7 @@ struct k3_policy_ops {
     uint32_t (*victim)(void *self, bool (*may)(void *arg, uint32_t slot), void *arg);
 };
 
-/* lfru (policy_lfru.c) with a half-life in demands, for experiments; the policy itself takes this many tokens' demands,
- * the choice of docs/cache-policy.md. */
-#define K3_LFRU_HALF_LIFE 2.0
+/* lfru (policy_lfru.c) by frequency alone with another half-life, in passes, for experiments; 0: the policy itself. */
 void *k3_lfru_create(uint32_t n_slots, uint32_t n_keys, double half_life);
 extern const struct k3_policy_ops k3_policy_lfru;
 

@@ -1,25 +1,48 @@
-/* lfru: the slot whose expert has been demanded least, where a demand counts half as much after every half-life.
+/* lfru: the slot whose expert is demanded in the fewest passes, lately.  docs/cache-policy.md has the measurements.
  *
- * The weight of an expert at time t (in demands of all experts) is the sum of 2^-((t - t_i) / half) over its demands t_i.
- * All weights shrink alike, so their order changes only with a demand: what is kept is log2(weight) + t / half, which
- * stands still in between.  It is kept for every expert, also while it has no slot: without that memory an expert that
- * returns looks new, and a cache smaller than one token's demands never hits (docs/cache-policy.md).
+ * The clock counts rounds.  The demands of a pass ascend, so a key that does not begins a new round.  The weight of an
+ * expert is the sum over its demands of 2^-(age / half-life), ages in rounds.  All weights shrink alike, so what is kept is
+ * log2(weight) + now / half-life, which stands still between demands.  It is kept for every expert, also while it has no
+ * slot: without that memory an expert that returns looks new, and a cache smaller than a round never hits.
  *
- * The slots are a binary heap with the least on top: O(log n) for a demand; O(k log k) for a victim when the k least may
- * not go. */
+ * In the middle of a round one part of the slots has had its turn and the other has not.  What has not is credited with one
+ * round, so that both are compared at the same age.  Of equal ones the latest demanded goes: its next turn is the farthest.
+ * (By the usual rule, the oldest first, a cache smaller than a round loses each expert just before its turn.)
+ *
+ * A cache that holds one round but not two is run as lru: nearly all that is worth keeping is in it, and which of the last
+ * round's experts return is told by recency alone.
+ *
+ * The slots are a binary heap, the next to go on top: O(log n) for a demand; O(k log k) for a victim when the k first may
+ * not go.  The credits change with the round, and then the heap is built anew: O(n), at most once in n / REBUILD demands. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "k3-expertd/policy.h"
 
+#define HALF_LIFE 8.0    /* rounds */
+#define ONE 1048576.0    /* a doubling of weight in units of score; rounded, so that equal pasts are equal */
+#define REBUILD 16u
+
+struct lfru_slot {
+    int64_t rank; /* as it was when the heap was built or the slot demanded; the least goes first */
+    uint64_t at;  /* number of its last demand; 0 never */
+    uint64_t round;
+    int64_t score;
+    uint32_t place; /* in heap */
+};
 struct lfru {
     uint32_t n_slots;
-    double half, now;
-    double *kept;   /* of each key; -INFINITY: never demanded */
-    double *score;  /* of each slot: that of the key in it */
-    uint32_t *heap; /* slots; the children of heap[i] are heap[2i + 1] and heap[2i + 2] */
-    uint32_t *at;   /* of each slot: where it is in heap */
-    uint32_t *open; /* of victim(): places in heap whose parents may not go; a heap as well */
+    double half;
+    bool mixed;             /* lru where that is better; false: frequency always */
+    bool by_recency;        /* what the ranks are */
+    double *kept;           /* of each key: log2(weight) + now / half; -INFINITY: never demanded */
+    struct lfru_slot *slot;
+    uint32_t *heap;         /* slots; the children of heap[i] are heap[2i + 1] and heap[2i + 2] */
+    uint32_t *open;         /* of victim(): places in heap whose parents may not go; a heap as well */
+    uint64_t now, round;    /* demands, rounds so far */
+    uint64_t round_at, n_before; /* demand with which the round began; length of the round before */
+    uint64_t built_at, built_round;
+    uint32_t key_before;
 };
 
 static void lfru_destroy(void *self)
@@ -29,9 +52,8 @@ static void lfru_destroy(void *self)
     if (!l)
         return;
     free(l->kept);
-    free(l->score);
+    free(l->slot);
     free(l->heap);
-    free(l->at);
     free(l->open);
     free(l);
 }
@@ -43,57 +65,62 @@ void *k3_lfru_create(uint32_t n_slots, uint32_t n_keys, double half_life)
     if (!l)
         return NULL;
     l->n_slots = n_slots;
-    l->half = half_life;
+    l->half = half_life > 0 ? half_life : HALF_LIFE;
+    l->mixed = half_life <= 0;
     l->kept = malloc(((size_t)n_keys + 1) * sizeof(*l->kept));
-    l->score = malloc(((size_t)n_slots + 1) * sizeof(*l->score));
+    l->slot = calloc((size_t)n_slots + 1, sizeof(*l->slot));
     l->heap = malloc(((size_t)n_slots + 1) * sizeof(*l->heap));
-    l->at = malloc(((size_t)n_slots + 1) * sizeof(*l->at));
     l->open = malloc(((size_t)n_slots + 1) * sizeof(*l->open));
-    if (!l->kept || !l->score || !l->heap || !l->at || !l->open) {
+    if (!l->kept || !l->slot || !l->heap || !l->open) {
         lfru_destroy(l);
         return NULL;
     }
     for (uint32_t i = 0; i < n_keys; i++)
         l->kept[i] = -INFINITY;
     for (uint32_t i = 0; i < n_slots; i++) {
-        l->score[i] = -INFINITY;
-        l->heap[i] = l->at[i] = i;
+        l->slot[i].score = l->slot[i].rank = INT64_MIN / 2;
+        l->heap[i] = l->slot[i].place = i;
     }
     return l;
 }
 
-static void *lfru_create(uint32_t n_slots, uint32_t n_keys, uint32_t token_demands)
+static void *lfru_create(uint32_t n_slots, uint32_t n_keys)
 {
-    return k3_lfru_create(n_slots, n_keys, K3_LFRU_HALF_LIFE * (token_demands ? token_demands : 1));
+    return k3_lfru_create(n_slots, n_keys, 0);
 }
 
-/* Slots that were never given an expert are equal: the lower number goes first. */
-static bool less(const struct lfru *l, uint32_t a, uint32_t b)
+/* a goes before b. */
+static bool before(const struct lfru *l, uint32_t a, uint32_t b)
 {
-    return l->score[a] < l->score[b] || (l->score[a] == l->score[b] && a < b);
+    const struct lfru_slot *x = &l->slot[a], *y = &l->slot[b];
+
+    if (x->rank != y->rank)
+        return x->rank < y->rank;
+    return x->at != y->at ? x->at > y->at : a < b;
+}
+
+static void rank(struct lfru *l, struct lfru_slot *s)
+{
+    if (l->by_recency)
+        s->rank = (int64_t)s->at;
+    else
+        s->rank = s->score + (s->round < l->round ? (int64_t)(ONE / l->half) : 0);
 }
 
 static void put(struct lfru *l, uint32_t i, uint32_t slot)
 {
     l->heap[i] = slot;
-    l->at[slot] = i;
+    l->slot[slot].place = i;
 }
 
-static void lfru_demanded(void *self, uint32_t slot, uint32_t key)
+static void sift_down(struct lfru *l, uint32_t i, uint32_t slot)
 {
-    struct lfru *l = self;
-    double x = ++l->now / l->half, old = l->kept[key];
-    uint32_t i = l->at[slot];
-
-    l->kept[key] = l->score[slot] = isinf(old) ? x : x + log2(1 + exp2(old - x));
-    for (; i > 0 && less(l, slot, l->heap[(i - 1) / 2]); i = (i - 1) / 2)
-        put(l, i, l->heap[(i - 1) / 2]);
     for (;;) {
         uint64_t child = 2 * (uint64_t)i + 1;
 
-        if (child + 1 < l->n_slots && less(l, l->heap[child + 1], l->heap[child]))
+        if (child + 1 < l->n_slots && before(l, l->heap[child + 1], l->heap[child]))
             child++;
-        if (child >= l->n_slots || less(l, slot, l->heap[child]))
+        if (child >= l->n_slots || before(l, slot, l->heap[child]))
             break;
         put(l, i, l->heap[child]);
         i = (uint32_t)child;
@@ -101,11 +128,52 @@ static void lfru_demanded(void *self, uint32_t slot, uint32_t key)
     put(l, i, slot);
 }
 
+static void build(struct lfru *l)
+{
+    l->by_recency = l->mixed && l->n_slots > l->n_before && l->n_slots < 2 * l->n_before;
+    l->built_at = l->now;
+    l->built_round = l->round;
+    for (uint32_t i = 0; i < l->n_slots; i++)
+        rank(l, &l->slot[i]);
+    for (uint32_t i = l->n_slots / 2; i-- > 0;)
+        sift_down(l, i, l->heap[i]);
+}
+
+static void tick(struct lfru *l, uint32_t key)
+{
+    l->now++;
+    if (key <= l->key_before || l->now == 1) {
+        l->n_before = l->now - l->round_at;
+        l->round_at = l->now;
+        l->round++;
+    }
+    l->key_before = key;
+}
+
+static void lfru_demanded(void *self, uint32_t slot, uint32_t key)
+{
+    struct lfru *l = self;
+    struct lfru_slot *s = &l->slot[slot];
+    double old = l->kept[key], x;
+    uint32_t i = s->place;
+
+    tick(l, key);
+    x = (double)l->round / l->half;
+    l->kept[key] = isinf(old) ? x : x + log2(1 + exp2(old - x));
+    s->score = llrint(l->kept[key] * ONE);
+    s->round = l->round;
+    s->at = l->now;
+    rank(l, s);
+    for (; i > 0 && before(l, slot, l->heap[(i - 1) / 2]); i = (i - 1) / 2)
+        put(l, i, l->heap[(i - 1) / 2]);
+    sift_down(l, i, slot);
+}
+
 static void open_push(struct lfru *l, uint32_t *n, uint64_t place)
 {
     uint32_t i = (*n)++;
 
-    for (; i > 0 && less(l, l->heap[place], l->heap[l->open[(i - 1) / 2]]); i = (i - 1) / 2)
+    for (; i > 0 && before(l, l->heap[place], l->heap[l->open[(i - 1) / 2]]); i = (i - 1) / 2)
         l->open[i] = l->open[(i - 1) / 2];
     l->open[i] = (uint32_t)place;
 }
@@ -116,9 +184,9 @@ static uint32_t open_pop(struct lfru *l, uint32_t *n)
     uint64_t i = 0, child;
 
     while ((child = 2 * i + 1) < *n) {
-        if (child + 1 < *n && less(l, l->heap[l->open[child + 1]], l->heap[l->open[child]]))
+        if (child + 1 < *n && before(l, l->heap[l->open[child + 1]], l->heap[l->open[child]]))
             child++;
-        if (less(l, l->heap[last], l->heap[l->open[child]]))
+        if (before(l, l->heap[last], l->heap[l->open[child]]))
             break;
         l->open[i] = l->open[child];
         i = child;
@@ -132,6 +200,8 @@ static uint32_t lfru_victim(void *self, bool (*may)(void *arg, uint32_t slot), v
     struct lfru *l = self;
     uint32_t n = 0;
 
+    if (l->built_round != l->round && l->now - l->built_at >= l->n_slots / REBUILD)
+        build(l);
     if (l->n_slots)
         open_push(l, &n, 0);
     while (n) {

@@ -71,7 +71,7 @@ static uint32_t waiter_new(struct k3_slots *s, const struct k3_want *want)
 }
 
 int k3_slots_open(struct k3_slots **out, struct k3_slot_record *rec, uint32_t n_slots, uint32_t n_layers,
-                  uint32_t n_experts, const struct k3_policy_ops *policy, uint32_t token_demands, struct k3_err *err)
+                  uint32_t n_experts, const struct k3_policy_ops *policy, struct k3_err *err)
 {
     struct k3_slots *s = calloc(1, sizeof(*s));
     size_t n_keys = (size_t)n_layers * n_experts;
@@ -88,7 +88,7 @@ int k3_slots_open(struct k3_slots **out, struct k3_slot_record *rec, uint32_t n_
     s->waiter = calloc(n_slots, sizeof(*s->waiter));
     s->slot_of = malloc(n_keys ? n_keys * sizeof(*s->slot_of) : 1);
     if (n_keys < UINT32_MAX)
-        s->policy_self = policy->create(n_slots, (uint32_t)n_keys, token_demands);
+        s->policy_self = policy->create(n_slots, (uint32_t)n_keys);
     if (!s->slot || !s->empty || !s->waiter || !s->slot_of || !s->policy_self) {
         k3_slots_close(s);
         return k3_fail(err, -ENOMEM, "slot table for %u slots and %zu experts", n_slots, n_keys);

@@ -38,9 +38,9 @@ struct k3_given {
 
 struct k3_slots;
 /* rec: n_slots shared records, which must all be EMPTY or be adopted right after.  Experts are (layer < n_layers,
- * expert < n_experts).  token_demands is for the policy (policy.h).  *out is the caller's, to be released with k3_slots_close(). */
+ * expert < n_experts).   *out is the caller's, to be released with k3_slots_close(). */
 int k3_slots_open(struct k3_slots **out, struct k3_slot_record *rec, uint32_t n_slots, uint32_t n_layers,
-                  uint32_t n_experts, const struct k3_policy_ops *policy, uint32_t token_demands, struct k3_err *err);
+                  uint32_t n_experts, const struct k3_policy_ops *policy, struct k3_err *err);
 void k3_slots_close(struct k3_slots *s);
 
 /* Take-over of a READY record.  False when the expert is out of range or already in another slot: the slot is EMPTY

@@ -20,7 +20,7 @@ static struct k3_slots *open_slots(struct k3_slot_record *rec, uint32_t n)
     struct k3_slots *s = NULL;
 
     memset(rec, 0, n * sizeof(*rec));
-    assert_int_equal(k3_slots_open(&s, rec, n, LAYERS, EXPERTS, k3_policy_find("lru"), 6, &err), 0);
+    assert_int_equal(k3_slots_open(&s, rec, n, LAYERS, EXPERTS, k3_policy_find("lru"), &err), 0);
     return s;
 }
 
@@ -460,7 +460,7 @@ static void no_experts_at_all(void **state)
     struct k3_given g;
 
     (void)state;
-    assert_int_equal(k3_slots_open(&s, rec, 1, 1, 0, k3_policy_find("lru"), 6, &err), 0);
+    assert_int_equal(k3_slots_open(&s, rec, 1, 1, 0, k3_policy_find("lru"), &err), 0);
     k3_slots_prefetch(s, 0, 0, &g);
     assert_int_equal(g.answer, K3_ANSWER_DROPPED);
     k3_slots_close(s);
