@@ -156,8 +156,11 @@ static int open_engine(struct k3_computed *c, struct k3_err *err)
 
 int k3_computed_open(struct k3_computed *c, struct k3_err *err)
 {
-    int rc = open_kernels(c, err);
+    /* First: the default of --threads is the node's CPUs, and memory and threads inherit the node. */
+    int rc = k3_numa_go(c->opt.numa_node == K3_NODE_ANY ? -1 : (int)c->opt.numa_node, err);
 
+    if (rc == 0)
+        rc = open_kernels(c, err);
     if (rc == 0)
         rc = check_threads(c, err);
     if (rc == 0)
@@ -222,6 +225,10 @@ void k3_computed_info(void *arg, cJSON *reply)
     cJSON_AddNumberToObject(reply, "vocab", cfg->vocab);
     cJSON_AddStringToObject(reply, "kernels", c->kernels->name);
     cJSON_AddNumberToObject(reply, "threads", k3_team_size(c->team));
+    if (c->opt.numa_node == K3_NODE_ANY)
+        cJSON_AddNullToObject(reply, "numa_node");
+    else
+        cJSON_AddNumberToObject(reply, "numa_node", c->opt.numa_node);
     cJSON_AddNumberToObject(reply, "batch_rows", c->opt.batch_rows);
     cJSON_AddNumberToObject(reply, "ctx", c->opt.ctx);
     cJSON_AddNumberToObject(reply, "sequences", c->opt.sequences);

@@ -14,6 +14,7 @@
 struct k3_expertd_opts {
     struct k3_daemon_opts common;
     const char *model, *policy, *io, *direct;
+    struct k3_mem_opts mem;
     struct k3_str_list devices;
     uint64_t cache_bytes, io_block_bytes;
     uint32_t n_layers, io_depth;
@@ -24,7 +25,7 @@ enum k3_expertd_stat {
     K3_XS_PREFETCH_DROPPED, K3_XS_READ_BYTES, K3_XS_READS, K3_XS_READ_NS, K3_XS_DEMAND_NS, K3_XS_IN_FLIGHT,
     K3_XS_EVICTIONS, K3_XS_SLOTS, K3_XS_SLOTS_READY, K3_XS_SLOTS_LENT, K3_XS_SLOT_BYTES, K3_XS_QUEUED, K3_XS_ERRORS,
     K3_XS_RETRIES, K3_XS_ATTACHES, K3_XS_STALE_DROPPED, K3_XS_TAKEN_OVER, K3_XS_RENEWED, K3_XS_PROTOCOL_ERRORS,
-    K3_XS_HUGE_BYTES,
+    K3_XS_HUGE_BYTES, K3_XS_LOCKED_BYTES, K3_XS_SWAPPED_BYTES, K3_XS_MAJOR_FAULTS,
     K3_XS_N
 };
 extern const struct k3_stat_def k3_expertd_stat_defs[K3_XS_N];
@@ -52,6 +53,7 @@ struct k3_expertd {
     struct k3_daemon *daemon;
     struct k3_model *model;
     struct k3_seg data, ctl;
+    struct k3_mem mem; /* what data is made of */
     struct k3_expert_ends ends;
     struct k3_slots *slots;
     struct k3_reader *reader;

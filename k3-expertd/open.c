@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "ipc/mem_info.h"
 #include "k3-expertd/expertd.h"
 
 #define SEG_CTL "expert"
@@ -37,6 +38,9 @@ const struct k3_stat_def k3_expertd_stat_defs[K3_XS_N] = {
     [K3_XS_RENEWED] = { "renewed", "count", "slots that the dead predecessor was reading into", K3_GAUGE },
     [K3_XS_PROTOCOL_ERRORS] = { "protocol_errors", "count", "ring entries or indices that cannot be", K3_COUNTER },
     [K3_XS_HUGE_BYTES] = { "huge_bytes", "bytes", "part of the arena in 2 MiB pages", K3_GAUGE },
+    [K3_XS_LOCKED_BYTES] = { "locked_bytes", "bytes", "of the arena that cannot be swapped", K3_GAUGE },
+    [K3_XS_SWAPPED_BYTES] = { "swapped_bytes", "bytes", "of the arena that lie in swap", K3_GAUGE },
+    [K3_XS_MAJOR_FAULTS] = { "major_faults", "count", "pages that had to be read back from a disk", K3_COUNTER },
 };
 
 /* ---- the checkpoint and the size of the arena ---- */
@@ -111,28 +115,45 @@ static int new_arena(struct k3_expertd *d, struct k3_err *err)
     struct k3_arena_head *h;
     int rc;
 
-    k3_seg_unlink(k3_daemon_instance(d->daemon), SEG_DATA); /* first: two arenas may not fit */
-    rc = k3_seg_create(&d->data, k3_daemon_instance(d->daemon), SEG_DATA, d->data_bytes, err);
+    rc = k3_data_create(&d->mem, &d->data, d->data_bytes, err);
     if (rc < 0)
         return rc;
+    if (d->mem.fallback[0])
+        k3_log(K3_LOG_WARN, "memory_fallback", "asked=%s got=%s text=\"%s\"", d->opt.mem.from,
+               k3_mem_from_name(d->data.from), d->mem.fallback);
     h = (struct k3_arena_head *)d->data.base;
     h->magic = K3_ARENA_MAGIC;
     h->version = K3_EXPERT_VERSION;
     h->n_slots = d->n_slots;
     h->slot_bytes = d->slot_bytes;
     memcpy(h->model_digest, d->model->digest, sizeof(h->model_digest));
-    return k3_seg_publish(&d->data, err);
+    return k3_data_publish(&d->mem, &d->data, err);
 }
 
 static int open_arena(struct k3_expertd *d, bool *taken_over, struct k3_err *err)
 {
-    int rc = k3_seg_open(&d->data, k3_daemon_instance(d->daemon), SEG_DATA, true, err);
+    const char *why = "other_size_or_model";
+    int rc;
 
-    *taken_over = rc == 0 && k3_arena_matches(&d->data, d->n_slots, d->slot_bytes, d->data_bytes, d->model->digest);
-    if (*taken_over)
-        return renew_reading(d, err);
+    k3_mem_name(&d->mem, k3_daemon_instance(d->daemon), k3_daemon_rundir(d->daemon), SEG_DATA);
+    *taken_over = false;
+    rc = k3_data_take(&d->mem, &d->data, err);
+    if (rc == -ECONNREFUSED)
+        return rc; /* no k3-keeper: there is no other way */
+    if (rc == 0 && k3_arena_matches(&d->data, d->n_slots, d->slot_bytes, d->data_bytes, d->model->digest)) {
+        int renewed = renew_reading(d, err);
+
+        if (renewed < 0 && renewed != -ENOTSUP)
+            return renewed;
+        if (renewed == 0) {
+            *taken_over = true;
+            return k3_data_guard(&d->mem, &d->data, err);
+        }
+        d->n_renewed = 0;
+        why = "read_into_parts_of_reserved_huge_pages";
+    }
     if (rc == 0)
-        k3_log(K3_LOG_INFO, "arena_not_taken_over", "segment=%s why=other_size_or_model", d->data.name);
+        k3_log(K3_LOG_INFO, "arena_not_taken_over", "segment=%s why=%s", d->data.name, why);
     k3_seg_close(&d->data);
     return new_arena(d, err);
 }
@@ -182,6 +203,7 @@ int k3_expertd_publish(struct k3_expertd *d, struct k3_err *err)
     c->slot_bytes = d->slot_bytes;
     k3_expert_ctl_layout(c);
     c->slots_off = d->slots_off_bytes;
+    k3_data_place(&c->data, &d->data);
     c->data_bytes = d->data_bytes;
     memcpy(c->model_digest, d->model->digest, sizeof(c->model_digest));
     rc = k3_expert_ends_open(&d->ends, &d->ctl, true, err);
@@ -204,6 +226,7 @@ static void info(void *arg, cJSON *reply)
     k3_reader_files(d->reader, &n_direct, &n_files, &n_devices);
     cJSON_AddStringToObject(reply, "model", d->opt.model);
     cJSON_AddStringToObject(reply, "policy", d->opt.policy);
+    k3_mem_info(&d->mem, &d->data, reply);
     cJSON_AddStringToObject(reply, "io", k3_reader_how(d->reader));
     cJSON_AddNumberToObject(reply, "files", n_files);
     cJSON_AddNumberToObject(reply, "files_direct", n_direct);
@@ -277,8 +300,10 @@ int k3_expertd_open(struct k3_expertd *d, struct k3_err *err)
     struct k3_stats *st;
     bool taken_over;
     uint64_t huge_bytes;
-    int rc = open_model(d, err);
+    int rc = k3_mem_open(&d->mem, &d->opt.mem, err); /* first: threads inherit the node */
 
+    if (rc == 0)
+        rc = open_model(d, err);
     if (rc == 0)
         rc = size_arena(d, err);
     if (rc == 0)
@@ -296,6 +321,7 @@ int k3_expertd_open(struct k3_expertd *d, struct k3_err *err)
     if (huge_bytes < d->data_bytes)
         k3_log(K3_LOG_WARN, "arena_in_small_pages", "bytes=%" PRIu64 " of=%" PRIu64, d->data_bytes - huge_bytes,
                d->data_bytes);
+    k3_mem_lock(&d->mem, d->data.base, d->data_bytes); /* after that: it takes the pages as they are */
     rc = open_reader(d, err);
     if (rc == 0)
         rc = open_slots(d, taken_over, err);
@@ -312,6 +338,7 @@ int k3_expertd_open(struct k3_expertd *d, struct k3_err *err)
     k3_stat_set(st, K3_XS_TAKEN_OVER, d->n_adopted);
     k3_stat_set(st, K3_XS_RENEWED, d->n_renewed);
     k3_stat_set(st, K3_XS_HUGE_BYTES, huge_bytes);
+    k3_stat_set(st, K3_XS_LOCKED_BYTES, atomic_load_explicit(&d->mem.locked_bytes, memory_order_relaxed));
     k3_log(K3_LOG_INFO, "arena",
            "slots=%u slot_bytes=%" PRIu64 " experts=%" PRIu64 " taken_over=%u renewed=%u huge_bytes=%" PRIu64 " io=%s",
            d->n_slots, d->slot_bytes, d->n_experts_all, d->n_adopted, d->n_renewed, huge_bytes, k3_reader_how(d->reader));
@@ -329,8 +356,9 @@ void k3_expertd_close(struct k3_expertd *d, int rc)
     k3_slots_close(d->slots);
     if (d->daemon && d->data.base && !leave && !k3_daemon_keep(d->daemon)) {
         k3_seg_unlink(k3_daemon_instance(d->daemon), SEG_CTL);
-        k3_seg_unlink(k3_daemon_instance(d->daemon), SEG_DATA);
+        k3_data_drop(&d->mem);
     }
+    k3_mem_close(&d->mem);
     k3_seg_close(&d->ctl);
     k3_seg_close(&d->data);
     k3_daemon_close(d->daemon);

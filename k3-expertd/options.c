@@ -24,6 +24,7 @@ bool k3_expertd_options(struct k3_expertd_opts *o, int argc, char **argv, int *s
 
     *o = (struct k3_expertd_opts){
         .common = K3_DAEMON_OPTS_INIT,
+        .mem = K3_MEM_OPTS_INIT,
         .policy = "lru",
         .io = "auto",
         .direct = "auto",
@@ -43,6 +44,7 @@ bool k3_expertd_options(struct k3_expertd_opts *o, int argc, char **argv, int *s
           0, 0 },
         { "direct", K3_OPT_STRING, &o->direct, "HOW",
           "auto, on or off: reads past the page cache (default auto: where the file system can)", 0, 0 },
+        K3_MEM_OPT_ROWS(&o->mem),
         K3_DAEMON_OPT_ROWS(&o->common),
         { 0 },
     };

@@ -258,7 +258,12 @@ static int step(struct k3_expertd *d)
 static void show(struct k3_expertd *d)
 {
     struct k3_stats *st = k3_daemon_stats(d->daemon);
+    uint64_t swapped_bytes, major_faults;
 
+    if (k3_mem_look(&d->mem, &d->data, &swapped_bytes, &major_faults)) {
+        k3_stat_set(st, K3_XS_SWAPPED_BYTES, swapped_bytes);
+        k3_stat_set(st, K3_XS_MAJOR_FAULTS, major_faults);
+    }
     k3_stat_set(st, K3_XS_SLOTS_READY, k3_slots_n_ready(d->slots));
     k3_stat_set(st, K3_XS_SLOTS_LENT, k3_slots_n_lent(d->slots));
     k3_stat_set(st, K3_XS_QUEUED, k3_slots_n_queued(d->slots));

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/mem_info.h"
 #include "k3-trunkd/trunkd.h"
 
 const struct k3_stat_def k3_trunkd_stats[K3_TS_N] = {
@@ -37,6 +38,12 @@ const struct k3_stat_def k3_trunkd_stats[K3_TS_N] = {
     [K3_TS_RESIDENT_BYTES] = { "resident_bytes", "bytes", "of resident tensors in fp32", K3_GAUGE },
     [K3_TS_HUGE_BYTES] = { "huge_bytes", "bytes", "of ring and pinned area in 2 MiB pages",
                            K3_GAUGE },
+    [K3_TS_LOCKED_BYTES] = { "locked_bytes", "bytes", "of the data segment that cannot be swapped",
+                             K3_GAUGE },
+    [K3_TS_SWAPPED_BYTES] = { "swapped_bytes", "bytes", "of the data segment that lie in swap",
+                              K3_GAUGE },
+    [K3_TS_MAJOR_FAULTS] = { "major_faults", "count", "pages that had to be read back from a disk",
+                             K3_COUNTER },
 };
 
 static void add_info(const struct k3_trunkd *d, cJSON *reply)
@@ -53,6 +60,7 @@ static void add_info(const struct k3_trunkd *d, cJSON *reply)
     cJSON_AddNumberToObject(reply, "data_bytes", (double)d->layout.data_bytes);
     cJSON_AddNumberToObject(reply, "huge_bytes",
                             (double)atomic_load_explicit(&d->huge_bytes, memory_order_relaxed));
+    k3_mem_info(&d->mem, &d->data, reply);
     cJSON_AddStringToObject(reply, "io", d->io->ops->name);
     cJSON_AddNumberToObject(reply, "io_depth", d->opt.io_depth);
     cJSON_AddNumberToObject(reply, "io_block_bytes", (double)d->stream.block_bytes);
@@ -144,31 +152,42 @@ static int renew_absent_pins(struct k3_trunkd *d, struct k3_err *err)
     return rc;
 }
 
+static void point_into(struct k3_trunkd *d)
+{
+    d->head = (struct k3_trunk_data *)(void *)d->data.base;
+    d->flags = (_Atomic uint32_t *)(void *)(d->data.base + d->layout.flags_off);
+}
+
 static int open_data(struct k3_trunkd *d, struct k3_err *err)
 {
-    const char *instance = k3_daemon_instance(d->daemon);
-    int rc = k3_seg_open(&d->data, instance, K3_TRUNK_DATA_SEG, true, err);
+    int rc;
 
+    k3_mem_name(&d->mem, k3_daemon_instance(d->daemon), k3_daemon_rundir(d->daemon),
+                K3_TRUNK_DATA_SEG);
+    rc = k3_data_take(&d->mem, &d->data, err);
     if (rc < 0 && rc != -ENOENT)
         return rc;
     if (rc == 0 && data_is_ours(d, &d->data)) {
-        d->taken_over = true;
-        d->owns_names = true;
-    } else {
-        k3_seg_close(&d->data);
-        k3_seg_unlink(instance, K3_TRUNK_DATA_SEG); /* first: the two are never held at once */
-        rc = k3_seg_create(&d->data, instance, K3_TRUNK_DATA_SEG, d->layout.data_bytes, err);
-        if (rc < 0)
+        point_into(d);
+        rc = renew_absent_pins(d, err);
+        if (rc < 0 && rc != -ENOTSUP)
             return rc;
+        d->taken_over = d->owns_names = rc == 0;
     }
-    d->head = (struct k3_trunk_data *)(void *)d->data.base;
-    d->flags = (_Atomic uint32_t *)(void *)(d->data.base + d->layout.flags_off);
     if (d->taken_over)
-        return renew_absent_pins(d, err);
+        return k3_data_guard(&d->mem, &d->data, err);
+    k3_seg_close(&d->data);
+    rc = k3_data_create(&d->mem, &d->data, d->layout.data_bytes, err);
+    if (rc < 0)
+        return rc;
+    point_into(d);
+    if (d->mem.fallback[0])
+        k3_log(K3_LOG_WARN, "memory_fallback", "asked=%s got=%s text=\"%s\"", d->opt.mem.from,
+               k3_mem_from_name(d->data.from), d->mem.fallback);
     d->head->magic = K3_TRUNK_DATA_MAGIC;
     d->head->version = K3_TRUNK_VERSION;
     memcpy(d->head->layout_digest, d->layout.digest, sizeof(d->head->layout_digest));
-    rc = k3_seg_publish(&d->data, err);
+    rc = k3_data_publish(&d->mem, &d->data, err);
     d->owns_names = rc == 0;
     return rc;
 }
@@ -187,6 +206,9 @@ static void collapse(struct k3_trunkd *d)
         (void)k3_seg_collapse(d->ring + l->ring_bytes, l->ring_bytes);
         want += l->ring_bytes;
     }
+    /* After that, since locking takes the pages as they are.  The ring keeps it when it is renewed. */
+    k3_mem_lock(&d->mem, d->data.base, l->ring_off);
+    k3_mem_lock(&d->mem, d->ring, l->ring_bytes);
     atomic_store_explicit(&d->huge_bytes, huge_bytes, memory_order_relaxed);
     if (huge_bytes < want)
         k3_log(K3_LOG_WARN, "small_pages",
@@ -233,6 +255,7 @@ static int open_ctl(struct k3_trunkd *d, struct k3_err *err)
     d->ctl->data_bytes = l->data_bytes;
     d->ctl->n_pieces = l->n_pieces;
     d->ctl->table_off = table_off;
+    k3_data_place(&d->ctl->data, &d->data);
     memcpy(d->ctl->model_digest, d->model->digest, sizeof(d->ctl->model_digest));
     memcpy(d->ctl->layout_digest, l->digest, sizeof(d->ctl->layout_digest));
     table = (struct k3_trunk_entry *)(void *)(d->ctl_seg.base + table_off);
@@ -250,15 +273,19 @@ static void set_gauges(struct k3_trunkd *d)
     k3_stat_set(s, K3_TS_RING_BYTES, d->layout.ring_bytes);
     k3_stat_set(s, K3_TS_STREAM_PASS_BYTES, d->layout.pass_bytes);
     k3_stat_set(s, K3_TS_RESIDENT_BYTES, d->model->resident_bytes);
+    k3_stat_set(s, K3_TS_LOCKED_BYTES,
+                atomic_load_explicit(&d->mem.locked_bytes, memory_order_relaxed));
     k3_stat_set(s, K3_TS_HUGE_BYTES, atomic_load_explicit(&d->huge_bytes, memory_order_relaxed));
 }
 
 int k3_trunkd_open(struct k3_trunkd *d, struct k3_err *err)
 {
     const struct k3_layout *l = &d->layout;
-    int rc = k3_daemon_open(&d->daemon, K3_TRUNKD_NAME, &d->opt.common, k3_trunkd_stats, K3_TS_N,
-                            NULL, info, d, err);
+    int rc = k3_mem_open(&d->mem, &d->opt.mem, err); /* first: threads inherit the node */
 
+    if (rc == 0)
+        rc = k3_daemon_open(&d->daemon, K3_TRUNKD_NAME, &d->opt.common, k3_trunkd_stats, K3_TS_N,
+                            NULL, info, d, err);
     if (rc < 0)
         return rc;
     /* A dead predecessor's: nobody should attach to it. */
@@ -306,8 +333,9 @@ void k3_trunkd_close(struct k3_trunkd *d)
     if (d->daemon && d->owns_names) {
         k3_seg_unlink(k3_daemon_instance(d->daemon), K3_TRUNK_SEG);
         if (!keep)
-            k3_seg_unlink(k3_daemon_instance(d->daemon), K3_TRUNK_DATA_SEG);
+            k3_data_drop(&d->mem);
     }
+    k3_mem_close(&d->mem);
     d->io = NULL;
     k3_reads_close(d);
     k3_pins_close(d);

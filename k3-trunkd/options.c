@@ -44,6 +44,7 @@ bool k3_trunkd_options(struct k3_trunkd_opt *o, int argc, char **argv, int *stat
         { "direct", K3_OPT_STRING, &o->direct, "HOW",
           "auto, on or off: reads past the page cache (default auto: where the file system can)", 0,
           0 },
+        K3_MEM_OPT_ROWS(&o->mem),
         K3_DAEMON_OPT_ROWS(&o->common),
         { NULL },
     };

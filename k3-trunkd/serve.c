@@ -60,6 +60,17 @@ static void wake(void *arg)
                   0);
 }
 
+static void look_at_memory(struct k3_trunkd *d)
+{
+    struct k3_stats *s = k3_daemon_stats(d->daemon);
+    uint64_t swapped_bytes, major_faults;
+
+    if (!k3_mem_look(&d->mem, &d->data, &swapped_bytes, &major_faults))
+        return;
+    k3_stat_set(s, K3_TS_SWAPPED_BYTES, swapped_bytes);
+    k3_stat_set(s, K3_TS_MAJOR_FAULTS, major_faults);
+}
+
 int k3_trunkd_serve(struct k3_trunkd *d, struct k3_err *err)
 {
     struct k3_trunk_line_a *a = &d->ctl->a;
@@ -73,6 +84,7 @@ int k3_trunkd_serve(struct k3_trunkd *d, struct k3_err *err)
         uint32_t seen = k3_bell_news(&b->bell); /* before the conditions are looked at */
 
         k3_daemon_beat(d->daemon);
+        look_at_memory(d);
         k3_stream_seek(d);
         k3_trunkd_begin_reads(d);
         if (d->news) {

@@ -21,6 +21,7 @@
 struct k3_trunkd_opt {
     struct k3_daemon_opts common;
     const char *model;
+    struct k3_mem_opts mem;
     struct k3_str_list devices; /* looked for shards before the model directory */
     uint64_t trunk_bytes;       /* --trunk-gb: pinned area and ring */
     uint32_t ring_mb;           /* 0 = default */
@@ -33,7 +34,7 @@ struct k3_trunkd_opt {
 };
 #define K3_TRUNKD_OPT_INIT                                                                         \
     {                                                                                              \
-        K3_DAEMON_OPTS_INIT, NULL, { { NULL }, 0 }, 1000000000u, 0, 0, 8, 4u << 20, false, "auto", \
+        K3_DAEMON_OPTS_INIT, NULL, K3_MEM_OPTS_INIT, { { NULL }, 0 }, 1000000000u, 0, 0, 8, 4u << 20, false, "auto", \
             "auto"                                                                                 \
     }
 
@@ -56,6 +57,9 @@ enum k3_trunkd_stat {
     K3_TS_STREAM_PASS_BYTES,
     K3_TS_RESIDENT_BYTES,
     K3_TS_HUGE_BYTES,
+    K3_TS_LOCKED_BYTES,
+    K3_TS_SWAPPED_BYTES,
+    K3_TS_MAJOR_FAULTS,
     K3_TS_N
 };
 extern const struct k3_stat_def k3_trunkd_stats[K3_TS_N];
@@ -122,6 +126,7 @@ struct k3_trunkd {
     struct k3_runs runs;
     struct k3_tfile *files;
     struct k3_seg ctl_seg, data;
+    struct k3_mem mem; /* what data is made of */
     bool owns_names; /* the segments' names are ours to remove */
     struct k3_trunk_ctl *ctl;
     struct k3_trunk_data *head;

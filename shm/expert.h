@@ -21,7 +21,8 @@
  * Data segment "expertdata": struct k3_arena_head with one record per slot, then the slots.
  *   slot record      expertd    layer, expert, off[], plain; then state = READY (release) after the bytes
  * expertd dies: its successor takes the segment over when the digest and slot size agree.  READY slots stay; lent flags
- * stay until the next attach says which are really held; READING slots are renewed (k3_seg_renew) before reuse.  A record
+ * stay until the next attach says which are really held; READING slots are renewed (k3_seg_renew) before reuse (an arena of
+ * hugetlb memory in which a READING slot is not whole 2 MiB pages is not taken over).  A record
  * is EMPTY while its fields change and READING before the first read is submitted, so a successor can trust it after
  * a death at any instruction.  When digest, size or number of slots differ, a new segment takes the name; a living
  * computed keeps the old one mapped until it has released what it holds of it, and does not list that in b.held. */
@@ -37,10 +38,11 @@
 #include "ipc/err.h"
 #include "model/model.h"
 #include "shm/bell.h"
+#include "shm/data.h"
 #include "shm/segment.h"
 
 #define K3_EXPERT_MAGIC 0x6b336578u
-#define K3_EXPERT_VERSION 1u
+#define K3_EXPERT_VERSION 2u
 
 enum k3_expert_kind { K3_DEMAND = 0, K3_PREFETCH = 1 };
 struct k3_expert_req {
@@ -90,6 +92,7 @@ struct k3_expert_ctl {
     uint32_t pad;
     uint64_t slot_bytes, data_bytes, slots_off; /* slots_off: first slot in the data segment, 2 MiB aligned */
     uint64_t req_off, cpl_off, rel_off, held_off; /* arrays in this segment; held: uint32_t[n_slots] */
+    struct k3_data_place data; /* where the data segment is */
     uint8_t model_digest[32];
     struct k3_expert_line_a a;
     struct k3_expert_line_b b;

@@ -25,6 +25,7 @@
 
 struct arena {
     struct k3_seg seg;
+    struct k3_guard *guard; /* while it is current, when it has no name; else NULL */
     uint32_t refs; /* one of the client while current, one of each DONE or HANDED entry */
     uint64_t slot_bytes, slots_off_bytes;
 };
@@ -63,6 +64,7 @@ static void arena_put(struct arena *a)
 {
     if (!a || --a->refs)
         return;
+    k3_guard_close(a->guard);
     k3_seg_close(&a->seg);
     free(a);
 }
@@ -188,7 +190,9 @@ static struct arena *arena_open(struct k3_expert_client *c, const struct k3_expe
     a->refs = 1;
     a->slot_bytes = ends->slot_bytes;
     a->slots_off_bytes = ends->slots_off_bytes;
-    *code = k3_seg_open(&a->seg, c->instance, "expertdata", false, err); /* read-only: one writer */
+    *code = k3_data_open(&a->seg, c->instance, c->rundir, "expertdata", &ends->data, err); /* read-only: one writer */
+    if (*code == 0 && a->seg.from != K3_MEM_SHM)
+        *code = k3_guard_open(&a->guard, c->rundir, &a->seg, "expertdata", false, err);
     if (*code == 0 &&
         k3_arena_matches(&a->seg, ends->n_slots, ends->slot_bytes, ends->data_bytes, c->m->digest))
         return a;
@@ -215,7 +219,7 @@ static int open_segments(struct k3_expert_client *c, struct k3_err *err)
     if (rc == 0 && memcmp(ends.ctl->model_digest, c->m->digest, sizeof(c->m->digest)) != 0)
         rc = k3_refuse(err, -ESTALE, "k3-expertd (generation %u) serves another checkpoint than k3-computed has open: "
                        "give both the same --model and --layers", ends.generation);
-    if (rc == 0 && c->arena && k3_seg_is_current(&c->arena->seg) &&
+    if (rc == 0 && c->arena && k3_data_is_at(&c->arena->seg, &ends.data) &&
         k3_arena_matches(&c->arena->seg, ends.n_slots, ends.slot_bytes, ends.data_bytes, c->m->digest)) {
         a = c->arena;
         a->refs++;
@@ -229,6 +233,10 @@ static int open_segments(struct k3_expert_client *c, struct k3_err *err)
         arena_put(a);
         k3_seg_close(&ctl);
         return rc;
+    }
+    if (c->arena && c->arena != a) { /* views of it may still be held */
+        k3_guard_close(c->arena->guard);
+        c->arena->guard = NULL;
     }
     arena_put(c->arena);
     c->arena = a;

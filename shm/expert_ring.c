@@ -133,6 +133,7 @@ int k3_expert_ends_open(struct k3_expert_ends *e, const struct k3_seg *seg, bool
             return k3_fail(err, -EPROTO, "segment %s: %s array at %" PRIu64 " does not fit %" PRIu64 " bytes",
                            seg->name, a[i].name, a[i].off_bytes, seg->len_bytes);
     e->data_bytes = c->data_bytes;
+    e->data = c->data;
     e->slots_off_bytes = c->slots_off;
     if (e->slot_bytes == 0 || k3_arena_layout(e->n_slots, e->slot_bytes, &slots_off, &data_bytes) < 0 ||
         slots_off != e->slots_off_bytes || data_bytes != e->data_bytes)

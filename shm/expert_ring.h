@@ -40,6 +40,7 @@ struct k3_expert_ends {
     uint32_t *held;
     uint32_t n_slots, generation;
     uint64_t slot_bytes, data_bytes, slots_off_bytes;
+    struct k3_data_place data;
     struct k3_expert_ring req, cpl, rel;
 };
 /* Checks magic, version and every number of the segment before use (-EPROTO names the first that is wrong).  owner:

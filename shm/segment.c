@@ -3,18 +3,25 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <numaif.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
 #define SHM_DIR "/dev/shm"
 #define HUGE_BYTES ((uint64_t)2 << 20)
 #define RENEW_MAX_MS 20000u
+#define RESERVE_MAX_MS 2000u
+#define HUGETLBFS_MAGIC 0x958458f6
+#ifndef MFD_HUGE_2MB
+#define MFD_HUGE_2MB (21u << 26)
+#endif
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
@@ -74,10 +81,23 @@ static int fallocate_all(int fd, uint64_t off_bytes, uint64_t len_bytes)
     return -rc;
 }
 
-static int refuse_size(struct k3_err *err, int code, const char *name, uint64_t len_bytes)
+/* MemAvailable; UINT64_MAX when it cannot be read. */
+static uint64_t mem_available(void)
 {
-    struct statvfs fs;
-    char asked[32], there[32], whole[32];
+    uint64_t kb, bytes = UINT64_MAX;
+    char line[256];
+    FILE *f = fopen("/proc/meminfo", "re");
+
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kb) == 1)
+            bytes = kb * 1024;
+    if (f)
+        fclose(f);
+    return bytes;
+}
+
+static const char *what_of(const char *name)
+{
     const char *what = name;
 
     /* "/k3.<uid>.<instance>.<what>": neither uid nor instance holds a dot. */
@@ -86,22 +106,39 @@ static int refuse_size(struct k3_err *err, int code, const char *name, uint64_t 
         if (what)
             what++;
     }
+    return what ? what : "";
+}
+
+/* No file system limits a memfd: without this its reservation would end in the OOM killer. */
+static int refuse_memory(struct k3_err *err, const char *name, uint64_t len_bytes, uint64_t left)
+{
+    char asked[32], there[32];
+
+    return k3_refuse(err, -ENOMEM, "segment %s: asked for %s, %s of memory are available; %s", name,
+                     human(asked, sizeof(asked), len_bytes), human(there, sizeof(there), left),
+                     shrink_hint(what_of(name)));
+}
+
+static int refuse_size(struct k3_err *err, int code, const char *name, uint64_t len_bytes)
+{
+    struct statvfs fs;
+    char asked[32], there[32], whole[32];
+    const char *what = what_of(name);
+
     if (statvfs(SHM_DIR, &fs) != 0)
         return k3_refuse(err, code, "segment %s: cannot reserve %s in " SHM_DIR ": %s; %s", name,
                          human(asked, sizeof(asked), len_bytes), strerror(-code),
-                         shrink_hint(what ? what : ""));
+                         shrink_hint(what));
     return k3_refuse(err, code,
                      "segment %s: asked for %s, " SHM_DIR
-                     " has %s free of %s; %s, or enlarge " SHM_DIR,
+                     " has %s free of %s; %s, enlarge " SHM_DIR " or use --memory-from memfd",
                      name, human(asked, sizeof(asked), len_bytes),
                      human(there, sizeof(there), (uint64_t)fs.f_bavail * fs.f_frsize),
                      human(whole, sizeof(whole), (uint64_t)fs.f_blocks * fs.f_frsize),
-                     shrink_hint(what ? what : ""));
+                     shrink_hint(what));
 }
 
-/* Reserves address space for len bytes at a multiple of 2 MiB, so that huge pages can be mapped
- * there. */
-static uint8_t *reserve_aligned(uint64_t len_bytes)
+uint8_t *k3_reserve_aligned(uint64_t len_bytes)
 {
     uint8_t *raw, *at;
     uint64_t whole, head;
@@ -121,64 +158,162 @@ static uint8_t *reserve_aligned(uint64_t len_bytes)
     return at;
 }
 
+/* The length of a mapping, which for hugetlb memory is whole pages. */
+static uint64_t map_len(const struct k3_seg *s)
+{
+    return s->from == K3_MEM_HUGETLB ? (s->len_bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES
+                                     : s->len_bytes;
+}
+
 static int map_whole(struct k3_seg *s, bool writable, struct k3_err *err)
 {
     int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    uint64_t map_bytes = map_len(s);
     void *p;
 
-    if (s->len_bytes >= HUGE_BYTES) {
-        uint8_t *at = reserve_aligned(s->len_bytes);
+    if (map_bytes >= HUGE_BYTES) {
+        uint8_t *at = k3_reserve_aligned(map_bytes);
 
         if (!at)
             return k3_fail(err, -ENOMEM, "segment %s: no address space for %" PRIu64 " bytes",
-                           s->name, s->len_bytes);
-        p = mmap(at, s->len_bytes, prot, MAP_SHARED | MAP_FIXED, s->fd, 0);
+                           s->name, map_bytes);
+        p = mmap(at, map_bytes, prot, MAP_SHARED | MAP_FIXED, s->fd, 0);
         if (p == MAP_FAILED) {
             int code = -errno;
 
-            munmap(at, s->len_bytes);
+            munmap(at, map_bytes);
             return k3_fail(err, code, "segment %s: mmap of %" PRIu64 " bytes: %s", s->name,
-                           s->len_bytes, strerror(-code));
+                           map_bytes, strerror(-code));
         }
     } else {
-        p = mmap(NULL, s->len_bytes, prot, MAP_SHARED, s->fd, 0);
+        p = mmap(NULL, map_bytes, prot, MAP_SHARED, s->fd, 0);
         if (p == MAP_FAILED)
             return k3_fail(err, -errno, "segment %s: mmap of %" PRIu64 " bytes: %s", s->name,
-                           s->len_bytes, strerror(errno));
+                           map_bytes, strerror(errno));
     }
     s->base = p;
     return 0;
 }
 
-int k3_seg_create(struct k3_seg *s, const char *instance, const char *what, uint64_t len_bytes,
-                  struct k3_err *err)
+const char *k3_mem_from_name(enum k3_mem_from from)
+{
+    return from == K3_MEM_MEMFD ? "memfd" : from == K3_MEM_HUGETLB ? "hugetlb" : "shm";
+}
+
+/* A file without a name.  In /dev/shm it gets one when it is published: a maker that dies before
+ * leaves nothing behind. */
+static int nameless_file(struct k3_seg *s, struct k3_err *err)
+{
+    if (s->from == K3_MEM_SHM) {
+        s->fd = open(SHM_DIR, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+        if (s->fd < 0)
+            return k3_fail(err, -errno, "segment %s: cannot make a file in " SHM_DIR ": %s",
+                           s->name, strerror(errno));
+        return 0;
+    }
+    s->fd = memfd_create(s->name + 1,
+                         MFD_CLOEXEC | MFD_ALLOW_SEALING |
+                             (s->from == K3_MEM_HUGETLB ? MFD_HUGETLB | MFD_HUGE_2MB : 0));
+    if (s->fd < 0)
+        return k3_fail(err, -errno, "segment %s: cannot make a %s: %s", s->name,
+                       k3_mem_from_name(s->from), strerror(errno));
+    return 0;
+}
+
+/* Preferred, not bound: what the node has no room for comes from another one instead of ending in
+ * the OOM killer.  The pages are taken by the reservation, so the policy must be there before it.
+ * Best effort: a container may forbid it, and the memory works as well without. */
+static void prefer_node(const struct k3_seg *s, int node)
+{
+    unsigned long mask[16] = { 0 };
+
+    if (node < 0 || (size_t)node >= sizeof(mask) * 8)
+        return;
+    mask[node / (8 * sizeof(*mask))] |= 1ul << (node % (8 * sizeof(*mask)));
+    (void)mbind(s->base, map_len(s), MPOL_PREFERRED, mask, sizeof(mask) * 8 + 1, 0);
+}
+
+int k3_seg_create_from(struct k3_seg *s, const char *instance, const char *what, uint64_t len_bytes,
+                       enum k3_mem_from from, int numa_node, struct k3_err *err)
 {
     struct statvfs fs;
+    uint64_t left;
     int rc;
 
     *s = (struct k3_seg)K3_SEG_INIT;
-    if (len_bytes == 0 || len_bytes > INT64_MAX)
+    s->from = from;
+    if (len_bytes == 0 || len_bytes > INT64_MAX - HUGE_BYTES)
         return k3_fail(err, -EINVAL, "segment %s: impossible length %" PRIu64, what, len_bytes);
     k3_seg_name(s->name, sizeof(s->name), instance, what);
-    if (statvfs(SHM_DIR, &fs) == 0 && fs.f_blocks > 0 &&
+    if (from == K3_MEM_SHM && statvfs(SHM_DIR, &fs) == 0 && fs.f_blocks > 0 &&
         (uint64_t)fs.f_bavail * fs.f_frsize < len_bytes)
         return refuse_size(err, -ENOSPC, s->name, len_bytes);
-    /* Nameless until published: a maker that dies before leaves nothing behind. */
-    s->fd = open(SHM_DIR, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (s->fd < 0)
-        return k3_fail(err, -errno, "segment %s: cannot make a file in " SHM_DIR ": %s", s->name,
-                       strerror(errno));
+    if (from != K3_MEM_HUGETLB && len_bytes >= HUGE_BYTES && (left = mem_available()) < len_bytes)
+        return refuse_memory(err, s->name, len_bytes, left);
+    rc = nameless_file(s, err);
+    if (rc < 0)
+        return rc;
     s->len_bytes = len_bytes;
-    rc = fallocate_all(s->fd, 0, len_bytes);
-    if (rc < 0) {
-        rc = refuse_size(err, rc, s->name, len_bytes);
+    if (ftruncate(s->fd, (off_t)map_len(s)) != 0) {
+        rc = k3_fail(err, -errno, "segment %s: %" PRIu64 " bytes: %s", s->name, len_bytes,
+                     strerror(errno));
         goto fail;
     }
     rc = map_whole(s, true, err);
-    if (rc == 0)
-        return 0;
+    if (rc < 0)
+        goto fail;
+    prefer_node(s, numa_node);
+    rc = fallocate_all(s->fd, 0, map_len(s));
+    if (rc < 0) {
+        if (from == K3_MEM_SHM)
+            rc = refuse_size(err, rc, s->name, len_bytes);
+        else
+            rc = k3_refuse(err, rc, "segment %s: cannot reserve %" PRIu64 " bytes of %s: %s; %s",
+                           s->name, len_bytes, k3_mem_from_name(from), strerror(-rc),
+                           shrink_hint(what));
+        goto fail;
+    }
+    /* Nobody can take the pages away from under a mapping (SIGBUS), not even the owner. */
+    if (from != K3_MEM_SHM &&
+        fcntl(s->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        rc = k3_fail(err, -errno, "segment %s: cannot seal it: %s", s->name, strerror(errno));
+        goto fail;
+    }
+    return 0;
 fail:
     k3_seg_close(s);
+    return rc;
+}
+
+int k3_seg_create(struct k3_seg *s, const char *instance, const char *what, uint64_t len_bytes,
+                  struct k3_err *err)
+{
+    return k3_seg_create_from(s, instance, what, len_bytes, K3_MEM_SHM, -1, err);
+}
+
+int k3_seg_adopt(struct k3_seg *s, const char *instance, const char *what, int fd,
+                 uint64_t len_bytes, bool writable, struct k3_err *err)
+{
+    int seals = fcntl(fd, F_GET_SEALS), rc;
+    struct statfs fs;
+    struct stat st;
+
+    *s = (struct k3_seg)K3_SEG_INIT;
+    s->fd = fd;
+    k3_seg_name(s->name, sizeof(s->name), instance, what);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) != 0 || fstatfs(fd, &fs) != 0) {
+        rc = k3_fail(err, -EPROTO, "segment %s: what was handed over is no sealed memfd", s->name);
+    } else if (len_bytes == 0 || len_bytes > INT64_MAX - HUGE_BYTES ||
+               (uint64_t)st.st_size < len_bytes) {
+        rc = k3_fail(err, -EPROTO, "segment %s: %" PRIu64 " bytes of a memfd of %lld", s->name,
+                     len_bytes, (long long)st.st_size);
+    } else {
+        s->from = (unsigned long)fs.f_type == HUGETLBFS_MAGIC ? K3_MEM_HUGETLB : K3_MEM_MEMFD;
+        s->len_bytes = len_bytes;
+        rc = map_whole(s, writable, err);
+    }
+    if (rc < 0)
+        k3_seg_close(s);
     return rc;
 }
 
@@ -242,7 +377,7 @@ int k3_seg_open(struct k3_seg *s, const char *instance, const char *what, bool w
 void k3_seg_close(struct k3_seg *s)
 {
     if (s->base)
-        munmap(s->base, s->len_bytes);
+        munmap(s->base, map_len(s));
     if (s->fd >= 0)
         close(s->fd);
     *s = (struct k3_seg)K3_SEG_INIT;
@@ -281,6 +416,12 @@ int k3_seg_renew(struct k3_seg *s, uint64_t off_bytes, uint64_t len_bytes, struc
                        s->name, off_bytes, len_bytes, s->len_bytes);
     if (len_bytes == 0)
         return 0;
+    /* Of a reserved huge page that lies only partly in the range that part is zeroed, the page stays,
+     * and nothing says when the reads in flight into it have landed. */
+    if (s->from == K3_MEM_HUGETLB && (off_bytes % HUGE_BYTES || len_bytes % HUGE_BYTES))
+        return k3_fail(err, -ENOTSUP,
+                       "segment %s: [%" PRIu64 ", +%" PRIu64 ") is not whole 2 MiB pages", s->name,
+                       off_bytes, len_bytes);
     for (unsigned waited_ms = 0;; waited_ms++) {
         const struct timespec ms = { 0, 1000000 };
         off_t left;
@@ -292,6 +433,8 @@ int k3_seg_renew(struct k3_seg *s, uint64_t off_bytes, uint64_t len_bytes, struc
         if (rc != 0)
             return k3_fail(err, -errno, "segment %s: punching [%" PRIu64 ", +%" PRIu64 "): %s",
                            s->name, off_bytes, len_bytes, strerror(errno));
+        if (s->from == K3_MEM_HUGETLB)
+            break;
         /* A huge page that lies only partly in the range cannot be split while a read is in flight
          * into it: its part is zeroed, stays in place, and the read still lands there.  So punch
          * until nothing is left. */
@@ -304,34 +447,68 @@ int k3_seg_renew(struct k3_seg *s, uint64_t off_bytes, uint64_t len_bytes, struc
                            s->name, (uint64_t)left, waited_ms);
         nanosleep(&ms, NULL);
     }
-    rc = fallocate_all(s->fd, off_bytes, len_bytes);
+    /* A punched page is free only when the last read into it has landed. */
+    for (unsigned waited_ms = 0;; waited_ms++) {
+        rc = fallocate_all(s->fd, off_bytes, len_bytes);
+        if (rc != -ENOSPC || waited_ms >= RESERVE_MAX_MS)
+            break;
+        nanosleep(&(struct timespec){ 0, 1000000 }, NULL);
+    }
     if (rc < 0)
         return refuse_size(err, rc, s->name, len_bytes);
     return 0;
 }
 
-/* Sum of ShmemPmdMapped over the mappings that touch [addr, addr + len). */
-static uint64_t pmd_mapped(const void *addr, uint64_t len_bytes)
+uint64_t k3_smaps_sum(FILE *f, uint64_t addr, uint64_t len_bytes, const char *key)
 {
-    FILE *f = fopen("/proc/self/smaps", "re");
-    uint64_t lo = 0, hi = 0, kb, sum = 0, first = (uint64_t)(uintptr_t)addr;
+    uint64_t lo = 0, hi = 0, sum = 0;
+    size_t key_len = strlen(key);
     char line[512];
 
-    if (!f)
-        return 0;
     while (fgets(line, sizeof(line), f)) {
-        uint64_t a, b;
+        uint64_t a, b, kb;
 
         if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &a, &b) == 2) {
             lo = a;
             hi = b;
-        } else if (lo < first + len_bytes && hi > first &&
-                   sscanf(line, "ShmemPmdMapped: %" SCNu64, &kb) == 1) {
+        } else if (lo < addr + len_bytes && hi > addr && strncmp(line, key, key_len) == 0 &&
+                   sscanf(line + key_len, "%" SCNu64 " kB", &kb) == 1 && kb <= UINT64_MAX / 2048) {
             sum += kb * 1024;
         }
     }
+    return sum;
+}
+
+static uint64_t own_smaps(const void *addr, uint64_t len_bytes, const char *key)
+{
+    FILE *f = fopen("/proc/self/smaps", "re");
+    uint64_t sum = 0;
+
+    if (!f)
+        return 0;
+    sum = k3_smaps_sum(f, (uint64_t)(uintptr_t)addr, len_bytes, key);
     fclose(f);
     return sum < len_bytes ? sum : len_bytes;
+}
+
+/* Through one mapping, in 2 MiB pages: collapsed ones, or reserved ones. */
+static uint64_t pmd_mapped(const void *addr, uint64_t len_bytes)
+{
+    uint64_t bytes = own_smaps(addr, len_bytes, "ShmemPmdMapped:");
+
+    if (bytes == 0)
+        bytes = own_smaps(addr, len_bytes, "Shared_Hugetlb:");
+    return bytes ? bytes : own_smaps(addr, len_bytes, "Private_Hugetlb:");
+}
+
+uint64_t k3_seg_swapped(const void *addr, uint64_t len_bytes)
+{
+    return own_smaps(addr, len_bytes, "Swap:");
+}
+
+uint64_t k3_seg_lock(void *addr, uint64_t len_bytes)
+{
+    return len_bytes && mlock(addr, len_bytes) == 0 ? len_bytes : 0;
 }
 
 uint64_t k3_seg_collapse(void *addr, uint64_t len_bytes)
@@ -363,7 +540,7 @@ int k3_ring_map(const struct k3_seg *s, uint64_t off_bytes, uint64_t len_bytes, 
         return k3_fail(err, -EINVAL,
                        "segment %s: no ring at [%" PRIu64 ", +%" PRIu64 ") of %" PRIu64 " bytes",
                        s->name, off_bytes, len_bytes, s->len_bytes);
-    at = reserve_aligned(twice);
+    at = k3_reserve_aligned(twice);
     if (!at)
         return k3_fail(err, -ENOMEM, "segment %s: no address space for a ring of %" PRIu64 " bytes",
                        s->name, len_bytes);

@@ -19,9 +19,11 @@
  *   Valid pieces and the resident area stay.  Everything that may have had a read in flight (the ring, pinned pieces
  *   without their flag) is renewed (k3_seg_renew) - the ring only after the first seek of that generation, since until
  *   then computed may be multiplying a row block in it.  computed seeks only when it holds no row block.
+ *   hugetlb memory: pieces are no whole 2 MiB pages and cannot be renewed; so a segment with a pinned piece that has no
+ *   flag is not taken over, but made anew.
  * computed dies: its successor seeks with its own generation; nothing to mend.
  *
- * Data segment "trunkdata" (model/schedule.h gives the offsets): struct k3_trunk_data, one flag per piece, the
+ * Data segment "trunkdata" (shm/data.h says where it can be, model/schedule.h gives the offsets): struct k3_trunk_data, one flag per piece, the
  * resident area, the pinned area, the ring. */
 #ifndef K3_SHM_TRUNK_H
 #define K3_SHM_TRUNK_H
@@ -36,10 +38,11 @@
 #include "ipc/err.h"
 #include "model/schedule.h"
 #include "shm/bell.h"
+#include "shm/data.h"
 #include "shm/segment.h"
 
 #define K3_TRUNK_MAGIC 0x6b337472u
-#define K3_TRUNK_VERSION 1u
+#define K3_TRUNK_VERSION 2u
 
 struct k3_trunk_line_a { /* written by trunkd */
     alignas(K3_LINE) _Atomic uint64_t produced;
@@ -76,6 +79,7 @@ struct k3_trunk_ctl {
     uint64_t pass_bytes, ring_bytes, data_bytes;
     uint64_t n_pieces;
     uint64_t table_off;   /* struct k3_trunk_entry[n_pieces] in this segment */
+    struct k3_data_place data; /* where the data segment is */
     uint8_t model_digest[32];
     uint8_t layout_digest[32];
     struct k3_trunk_line_a a;

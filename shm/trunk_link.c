@@ -82,10 +82,12 @@ static int build_layout(struct k3_trunk_link *l, const struct k3_model *m, struc
     return 0;
 }
 
-static int open_data(struct k3_trunk_link *l, const char *instance, struct k3_err *err)
+static int open_data(struct k3_trunk_link *l, const char *instance, const char *rundir,
+                     struct k3_err *err)
 {
+    const struct k3_data_place at = l->ctl->data;
     struct stat st;
-    int rc = k3_seg_open(&l->data, instance, "trunkdata", false, err);
+    int rc = k3_data_open(&l->data, instance, rundir, "trunkdata", &at, err);
 
     if (rc < 0)
         return rc;
@@ -101,11 +103,16 @@ static int open_data(struct k3_trunk_link *l, const char *instance, struct k3_er
     l->data_dev = st.st_dev;
     l->data_ino = st.st_ino;
     l->flags = (const _Atomic uint32_t *)(const void *)(l->data.base + l->layout.flags_off);
+    if (l->data.from != K3_MEM_SHM) {
+        rc = k3_guard_open(&l->guard, rundir, &l->data, "trunkdata", false, err);
+        if (rc < 0)
+            return rc;
+    }
     return k3_ring_map(&l->data, l->layout.ring_off, l->layout.ring_bytes, false, &l->ring, err);
 }
 
-int k3_trunk_link_open(struct k3_trunk_link *out, const char *instance, const struct k3_model *m,
-                       struct k3_err *err)
+int k3_trunk_link_open(struct k3_trunk_link *out, const char *instance, const char *rundir,
+                       const struct k3_model *m, struct k3_err *err)
 {
     struct k3_trunk_link l = K3_TRUNK_LINK_INIT;
     int rc = k3_seg_open(&l.ctl_seg, instance, "trunk", true, err);
@@ -117,7 +124,7 @@ int k3_trunk_link_open(struct k3_trunk_link *out, const char *instance, const st
     if (rc == 0)
         rc = build_layout(&l, m, err);
     if (rc == 0)
-        rc = open_data(&l, instance, err);
+        rc = open_data(&l, instance, rundir, err);
     if (rc == 0 && !k3_seg_is_current(
                        &l.ctl_seg)) /* replaced meanwhile: the data may be of another generation */
         rc = -ENOENT;
@@ -136,6 +143,7 @@ void k3_trunk_link_close(struct k3_trunk_link *l)
     if (l->ring)
         k3_ring_unmap(l->ring, l->layout.ring_bytes);
     l->ring = NULL;
+    k3_guard_close(l->guard);
     k3_seg_close(&l->data);
     k3_seg_close(&l->ctl_seg);
     k3_layout_free(&l->layout);

@@ -9,6 +9,7 @@
 
 struct k3_trunk_link {
     struct k3_seg ctl_seg, data;
+    struct k3_guard *guard; /* of a data segment that has no name; else NULL */
     struct k3_trunk_ctl *ctl;
     const struct k3_trunk_data *head;
     const _Atomic uint32_t *flags;
@@ -25,8 +26,8 @@ struct k3_trunk_link {
 /* 0; -ENOENT: nobody there, or between two generations: try again later; anything else is a refusal
  * with words, which may still be owed to a segment that is just being replaced: believe it when it
  * comes again. */
-int k3_trunk_link_open(struct k3_trunk_link *out, const char *instance, const struct k3_model *m,
-                       struct k3_err *err);
+int k3_trunk_link_open(struct k3_trunk_link *out, const char *instance, const char *rundir,
+                       const struct k3_model *m, struct k3_err *err);
 void k3_trunk_link_close(struct k3_trunk_link *l);
 
 #endif

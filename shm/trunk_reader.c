@@ -224,12 +224,16 @@ static int map_resident(struct k3_trunk_reader *r, struct k3_err *err)
     if (at && len_bytes != r->resident_map_bytes)
         return k3_fail(err, -EPROTO, "resident area of %" PRIu64 " bytes, was %" PRIu64, len_bytes,
                        r->resident_map_bytes);
-    at = mmap(at, len_bytes, PROT_READ, MAP_SHARED | (at ? MAP_FIXED : 0), l->data.fd, 0);
+    if (!at) /* aligned, so that the next one may be of huge pages */
+        r->resident_map = at = k3_reserve_aligned(len_bytes);
+    if (!at)
+        return k3_fail(err, -ENOMEM, "segment %s: no address space for the resident area",
+                       l->data.name);
+    r->resident_map_bytes = len_bytes;
+    at = mmap(at, len_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, l->data.fd, 0);
     if (at == MAP_FAILED)
         return k3_fail(err, -errno, "segment %s: mmap of the resident area: %s", l->data.name,
                        strerror(errno));
-    r->resident_map = at;
-    r->resident_map_bytes = len_bytes;
     r->resident_dev = l->data_dev;
     r->resident_ino = l->data_ino;
     return 0;
@@ -244,7 +248,7 @@ static int attach(struct k3_trunk_reader *r, struct k3_err *err)
 
     if (!k3_lock_alive(r->rundir, TRUNKD))
         return -ENOENT;
-    rc = k3_trunk_link_open(&link, r->instance, r->m, err);
+    rc = k3_trunk_link_open(&link, r->instance, r->rundir, r->m, err);
     if (rc < 0)
         return rc;
     k3_trunk_link_close(&r->link);

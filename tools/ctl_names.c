@@ -7,17 +7,19 @@
 
 #include "tools/ctl.h"
 
-static const char *const weight_daemons[] = { "k3-trunkd", "k3-expertd", "k3-computed" };
+/* The keeper may be named, and is a member where k3-run lists it, but not every instance has one. */
+static const char *const weight_daemons[] = { "k3-trunkd", "k3-expertd", "k3-computed", "k3-keeper" };
 #define N_WEIGHT 3
+#define N_NAMED 4
 
 int k3_ctl_name(char out[32], const char *word, struct k3_err *err)
 {
-    for (int i = 0; i < N_WEIGHT; i++)
+    for (int i = 0; i < N_NAMED; i++)
         if (strcmp(word, weight_daemons[i]) == 0 || strcmp(word, weight_daemons[i] + 3) == 0) {
             snprintf(out, 32, "%s", weight_daemons[i]);
             return 0;
         }
-    return k3_refuse(err, -EINVAL, "daemon \"%.40s\": must be trunkd, expertd or computed", word);
+    return k3_refuse(err, -EINVAL, "daemon \"%.40s\": must be trunkd, expertd, computed or keeper", word);
 }
 
 static void add(struct k3_ctl_names *l, const char *name, size_t len)

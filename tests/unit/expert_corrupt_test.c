@@ -215,7 +215,7 @@ static void fake_open(struct fake *f)
         k3_seg_create(&f->ctl, f->w->instance, "expert", k3_expert_ctl_layout(&head), &err) < 0)
         fail_msg("%s", err.text);
     h = (struct k3_arena_head *)f->data.base;
-    *h = (struct k3_arena_head){ .magic = K3_ARENA_MAGIC, .version = 1, .n_slots = N_SLOTS, .slot_bytes = slot_bytes };
+    *h = (struct k3_arena_head){ .magic = K3_ARENA_MAGIC, .version = K3_EXPERT_VERSION, .n_slots = N_SLOTS, .slot_bytes = slot_bytes };
     memcpy(h->model_digest, f->w->m->digest, 32);
     c = (struct k3_expert_ctl *)f->ctl.base;
     c->magic = K3_EXPERT_MAGIC;
@@ -224,6 +224,7 @@ static void fake_open(struct fake *f)
     c->slot_bytes = slot_bytes;
     c->slots_off = slots_off;
     c->data_bytes = data_bytes;
+    k3_data_place(&c->data, &f->data);
     k3_expert_ctl_layout(c);
     memcpy(c->model_digest, f->w->m->digest, 32);
     if (k3_expert_ends_open(&f->ends, &f->ctl, true, &err) < 0 || k3_seg_publish(&f->data, &err) < 0 ||

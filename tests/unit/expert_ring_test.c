@@ -238,7 +238,7 @@ static void bad_segments_are_refused(void **state)
     BREAK(seg.len_bytes = sizeof(*c) - 1);
     BREAK(seg.len_bytes = 4095);
     BREAK(c->magic++);
-    BREAK(c->version = 2);
+    BREAK(c->version++);
     BREAK(c->n_slots = 0);
     BREAK(c->n_slots = 64);
     BREAK(c->n_slots = UINT32_MAX);

@@ -50,6 +50,7 @@ static void publish_ctl(struct stage *s)
                                      .data_bytes = s->layout.data_bytes,
                                      .n_pieces = s->layout.n_pieces,
                                      .table_off = sizeof(*s->ctl) };
+    k3_data_place(&s->ctl->data, &s->data);
     memcpy(s->ctl->model_digest, s->t.m->digest, 32);
     memcpy(s->ctl->layout_digest, s->layout.digest, 32);
     table = (struct k3_trunk_entry *)(void *)(s->ctl_seg.base + s->ctl->table_off);
