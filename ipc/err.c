@@ -1,7 +1,9 @@
 #include "ipc/err.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int fill(struct k3_err *err, int code, int exit_status, const char *fmt, va_list ap)
 {
@@ -30,6 +32,11 @@ K3_ERR_FUNCTION(k3_fail, K3_EXIT_FAILED)
 K3_ERR_FUNCTION(k3_refuse, K3_EXIT_REFUSED)
 K3_ERR_FUNCTION(k3_no_peer, K3_EXIT_NO_PEER)
 K3_ERR_FUNCTION(k3_untrusted, K3_EXIT_UNTRUSTED)
+
+const char *k3_read_strerror(int errnum)
+{
+    return errnum == EBADMSG ? "checksum is wrong: the file is damaged (see k3ctl verify)" : strerror(errnum);
+}
 
 void k3_bug(const char *fmt, ...)
 {

@@ -27,6 +27,9 @@ int k3_refuse(struct k3_err *err, int code, const char *fmt, ...) __attribute__(
 int k3_no_peer(struct k3_err *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 int k3_untrusted(struct k3_err *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
+/* strerror() of what became of a read of weights (positive); EBADMSG: its bytes are not what their checksum says. */
+const char *k3_read_strerror(int errnum);
+
 /* Our own invariant broke: says so on stderr and aborts; the supervisor restarts us. */
 void k3_bug(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 

@@ -7,6 +7,7 @@
 #include "ipc/daemon.h"
 #include "k3-expertd/reader.h"
 #include "k3-expertd/slots.h"
+#include "model/sums.h"
 #include "shm/expert_ring.h"
 
 #define K3_EXPERTD_NAME "k3-expertd"
@@ -15,6 +16,7 @@ struct k3_expertd_opts {
     struct k3_daemon_opts common;
     const char *model, *policy, *io, *direct;
     struct k3_mem_opts mem;
+    const char *verify; /* "off", "first", "always"; NULL: first when there are sums */
     struct k3_str_list devices;
     uint64_t cache_bytes, io_block_bytes;
     uint32_t n_layers, io_depth;
@@ -25,7 +27,7 @@ enum k3_expertd_stat {
     K3_XS_PREFETCH_DROPPED, K3_XS_READ_BYTES, K3_XS_READS, K3_XS_READ_NS, K3_XS_DEMAND_NS, K3_XS_IN_FLIGHT,
     K3_XS_EVICTIONS, K3_XS_SLOTS, K3_XS_SLOTS_READY, K3_XS_SLOTS_LENT, K3_XS_SLOT_BYTES, K3_XS_QUEUED, K3_XS_ERRORS,
     K3_XS_RETRIES, K3_XS_ATTACHES, K3_XS_STALE_DROPPED, K3_XS_TAKEN_OVER, K3_XS_RENEWED, K3_XS_PROTOCOL_ERRORS,
-    K3_XS_HUGE_BYTES, K3_XS_LOCKED_BYTES, K3_XS_SWAPPED_BYTES, K3_XS_MAJOR_FAULTS,
+    K3_XS_HUGE_BYTES, K3_XS_LOCKED_BYTES, K3_XS_SWAPPED_BYTES, K3_XS_MAJOR_FAULTS, K3_XS_VERIFIED_BYTES, K3_XS_VERIFY_FAILURES,
     K3_XS_N
 };
 extern const struct k3_stat_def k3_expertd_stat_defs[K3_XS_N];
@@ -48,6 +50,13 @@ void k3_bridge_arm(struct k3_bridge *b, _Atomic uint32_t *seq, _Atomic uint32_t 
 void k3_bridge_disarm(struct k3_bridge *b);
 void k3_bridge_close(struct k3_bridge *b);
 
+struct k3_xverify {
+    struct k3_sums *sums; /* NULL: off */
+    bool always;          /* else each expert until it was right once */
+    uint8_t *checked;     /* per expert: it was right */
+    uint64_t len_bytes[K3_EXPERT_TENSORS];
+};
+
 struct k3_expertd {
     struct k3_expertd_opts opt;
     struct k3_daemon *daemon;
@@ -58,6 +67,7 @@ struct k3_expertd {
     struct k3_slots *slots;
     struct k3_reader *reader;
     struct k3_bridge bridge;
+    struct k3_xverify verify;
     int efd;         /* news for the main loop: completed reads, the bridge, stop */
     uint32_t n_slots;
     uint64_t slot_bytes, slots_off_bytes, data_bytes, n_experts_all;
@@ -75,6 +85,12 @@ int k3_expertd_open(struct k3_expertd *d, struct k3_err *err);
 void k3_expertd_close(struct k3_expertd *d, int rc); /* rc < 0: the arena is left for the successor */
 /* A new control segment over the same arena; the client sees it as a restart. */
 int k3_expertd_publish(struct k3_expertd *d, struct k3_err *err);
+/* verify.c */
+int k3_xverify_open(struct k3_expertd *d, struct k3_err *err);
+void k3_xverify_close(struct k3_expertd *d);
+const char *k3_xverify_how(const struct k3_expertd *d); /* "off", "first", "always" */
+/* Compares an expert that has landed with its sum; a wrong one becomes a failed read, with its file and offset. */
+void k3_xverify_read(struct k3_expertd *d, struct k3_read_done *r);
 /* serve.c: says ready, then loops until told to stop. */
 int k3_expertd_serve(struct k3_expertd *d, struct k3_err *err);
 

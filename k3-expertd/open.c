@@ -41,6 +41,8 @@ const struct k3_stat_def k3_expertd_stat_defs[K3_XS_N] = {
     [K3_XS_LOCKED_BYTES] = { "locked_bytes", "bytes", "of the arena that cannot be swapped", K3_GAUGE },
     [K3_XS_SWAPPED_BYTES] = { "swapped_bytes", "bytes", "of the arena that lie in swap", K3_GAUGE },
     [K3_XS_MAJOR_FAULTS] = { "major_faults", "count", "pages that had to be read back from a disk", K3_COUNTER },
+    [K3_XS_VERIFIED_BYTES] = { "verified_bytes", "bytes", "compared with their checksums", K3_COUNTER },
+    [K3_XS_VERIFY_FAILURES] = { "verify_failures", "count", "experts that were not what their checksum says", K3_COUNTER },
 };
 
 /* ---- the checkpoint and the size of the arena ---- */
@@ -53,6 +55,7 @@ static int open_model(struct k3_expertd *d, struct k3_err *err)
     dirs[o.n_dirs++] = d->opt.model;
     for (size_t i = 0; i < d->opt.devices.n; i++)
         dirs[o.n_dirs++] = d->opt.devices.item[i];
+    o.no_pack = true; /* the trunk is not ours */
     return k3_model_open(&d->model, &o, err);
 }
 
@@ -240,6 +243,9 @@ static void info(void *arg, cJSON *reply)
                             (double)k3_stats_value(k3_daemon_stats(d->daemon), "huge_bytes"));
     cJSON_AddNumberToObject(reply, "experts", (double)d->n_experts_all);
     cJSON_AddNumberToObject(reply, "taken_over", d->n_adopted);
+    cJSON_AddStringToObject(reply, "verify", k3_xverify_how(d));
+    if (!d->verify.sums && !d->opt.verify)
+        cJSON_AddStringToObject(reply, "verify_note", "no " K3_SUMS_NAME " in the model directory (k3ctl verify --make)");
 }
 
 static void on_stop(void *arg)
@@ -305,6 +311,8 @@ int k3_expertd_open(struct k3_expertd *d, struct k3_err *err)
     if (rc == 0)
         rc = open_model(d, err);
     if (rc == 0)
+        rc = k3_xverify_open(d, err);
+    if (rc == 0)
         rc = size_arena(d, err);
     if (rc == 0)
         rc = k3_daemon_open(&d->daemon, K3_EXPERTD_NAME, &d->opt.common, k3_expertd_stat_defs, K3_XS_N, NULL, info, d,
@@ -354,6 +362,7 @@ void k3_expertd_close(struct k3_expertd *d, int rc)
     k3_bridge_close(&d->bridge);
     k3_reader_close(d->reader);
     k3_slots_close(d->slots);
+    k3_xverify_close(d);
     if (d->daemon && d->data.base && !leave && !k3_daemon_keep(d->daemon)) {
         k3_seg_unlink(k3_daemon_instance(d->daemon), SEG_CTL);
         k3_data_drop(&d->mem);

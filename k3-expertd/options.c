@@ -45,6 +45,9 @@ bool k3_expertd_options(struct k3_expertd_opts *o, int argc, char **argv, int *s
         { "direct", K3_OPT_STRING, &o->direct, "HOW",
           "auto, on or off: reads past the page cache (default auto: where the file system can)", 0, 0 },
         K3_MEM_OPT_ROWS(&o->mem),
+        { "verify", K3_OPT_STRING, &o->verify, "HOW",
+          "off, first or always: compare with the checkpoint's k3.sums each expert as it lands, or until it was right "
+          "once (default first when there are sums)", 0, 0 },
         K3_DAEMON_OPT_ROWS(&o->common),
         { 0 },
     };
@@ -70,6 +73,10 @@ bool k3_expertd_options(struct k3_expertd_opts *o, int argc, char **argv, int *s
     }
     if (!one_of(o->direct, "auto", "on", "off")) {
         snprintf(text, sizeof(text), "--direct %.64s: must be auto, on or off", o->direct);
+        return refuse(status, text);
+    }
+    if (o->verify && !one_of(o->verify, "off", "first", "always")) {
+        snprintf(text, sizeof(text), "--verify %.64s: must be off, first or always", o->verify);
         return refuse(status, text);
     }
     return false;

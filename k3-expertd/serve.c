@@ -63,15 +63,18 @@ static void log_failed(struct k3_expertd *d, const struct k3_read_done *r)
 
     k3_slots_expert(d->slots, r->slot, &layer, &expert);
     k3_log(K3_LOG_WARN, "expert_read_failed", "layer=%u expert=%u file=%s off=%" PRIu64 " error=\"%s\"", layer, expert,
-           r->file < d->model->n_files ? d->model->files[r->file].path : "?", r->file_off_bytes, strerror(-r->status));
+           r->file < d->model->n_files ? d->model->files[r->file].path : "?", r->file_off_bytes,
+           k3_read_strerror(-r->status));
     count(d, K3_XS_ERRORS);
 }
 
-static int read_over(struct k3_expertd *d, const struct k3_read_done *r)
+static int read_over(struct k3_expertd *d, struct k3_read_done *r)
 {
     struct k3_want w;
     int rc = 0;
 
+    if (r->status == 0)
+        k3_xverify_read(d, r);
     if (r->status < 0) {
         log_failed(d, r);
         return fail_waiters(d, r);

@@ -44,6 +44,9 @@ const struct k3_stat_def k3_trunkd_stats[K3_TS_N] = {
                               K3_GAUGE },
     [K3_TS_MAJOR_FAULTS] = { "major_faults", "count", "pages that had to be read back from a disk",
                              K3_COUNTER },
+    [K3_TS_VERIFIED_BYTES] = { "verified_bytes", "bytes", "compared with their checksums", K3_COUNTER },
+    [K3_TS_VERIFY_FAILURES] = { "verify_failures", "count", "pieces and small tensors that were not what their checksum says",
+                                K3_COUNTER },
 };
 
 static void add_info(const struct k3_trunkd *d, cJSON *reply)
@@ -70,6 +73,10 @@ static void add_info(const struct k3_trunkd *d, cJSON *reply)
     cJSON_AddBoolToObject(reply, "direct", n_direct == d->n_files_used);
     cJSON_AddBoolToObject(reply, "taken_over", d->taken_over);
     cJSON_AddBoolToObject(reply, "shared_drive", d->opt.shared_drive);
+    cJSON_AddStringToObject(reply, "verify", k3_tverify_how(d));
+    if (!d->verify.sums && !d->opt.verify)
+        cJSON_AddStringToObject(reply, "verify_note",
+                                "no " K3_SUMS_NAME " in the model directory (k3ctl verify --make)");
 }
 
 /* Runs on the control thread. */
@@ -292,6 +299,8 @@ int k3_trunkd_open(struct k3_trunkd *d, struct k3_err *err)
     k3_seg_unlink(k3_daemon_instance(d->daemon), K3_TRUNK_SEG);
     rc = open_model(d, err);
     if (rc == 0)
+        rc = k3_tverify_open(d, err);
+    if (rc == 0)
         rc = open_layout(d, err);
     if (rc == 0)
         rc = k3_tfiles_open(d, err);
@@ -339,6 +348,7 @@ void k3_trunkd_close(struct k3_trunkd *d)
     d->io = NULL;
     k3_reads_close(d);
     k3_pins_close(d);
+    k3_tverify_close(d);
     if (d->ring)
         k3_ring_unmap(d->ring, d->layout.ring_bytes);
     d->ring = NULL;

@@ -45,6 +45,10 @@ bool k3_trunkd_options(struct k3_trunkd_opt *o, int argc, char **argv, int *stat
           "auto, on or off: reads past the page cache (default auto: where the file system can)", 0,
           0 },
         K3_MEM_OPT_ROWS(&o->mem),
+        { "verify", K3_OPT_STRING, &o->verify, "HOW",
+          "off, first or always: compare with the checkpoint's k3.sums each piece as it lands, or "
+          "until it was right once (default first when there are sums)",
+          0, 0 },
         K3_DAEMON_OPT_ROWS(&o->common),
         { NULL },
     };
@@ -70,5 +74,7 @@ bool k3_trunkd_options(struct k3_trunkd_opt *o, int argc, char **argv, int *stat
         return usage(status, "--io \"%s\": must be auto, uring or pread", o->io);
     if (!one_of(o->direct, "auto", "on", "off"))
         return usage(status, "--direct \"%s\": must be auto, on or off", o->direct);
+    if (o->verify && !one_of(o->verify, "off", "first", "always"))
+        return usage(status, "--verify \"%s\": must be off, first or always", o->verify);
     return false;
 }

@@ -144,6 +144,10 @@ void k3_pins_done(struct k3_trunkd *d, struct k3_read *r)
     k3_read_give(d, r);
     if (--pin->n_blocks_left)
         return;
+    if (!pin->err && !k3_tverify_pin(d, r->piece)) {
+        pin->err = EBADMSG;
+        stat_add(d, K3_TS_ERRORS, 1);
+    }
     if (pin->err) {
         atomic_store_explicit(&d->flags[r->piece], K3_PIECE_FAILED | pin->err,
                               memory_order_release);

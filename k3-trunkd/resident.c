@@ -69,6 +69,8 @@ int k3_resident_load(struct k3_trunkd *d, struct k3_err *err)
             rc = k3_tfile_read(d, r->file, r->off_bytes, (uint64_t)r->n * k3_dtype_bytes(r->dtype),
                                &scratch, &bytes, err);
         if (rc == 0)
+            rc = k3_tverify_resident(d, i, bytes, err);
+        if (rc == 0)
             k3_resident_widen((float *)(void *)(d->data.base + d->layout.resident_off + r->pos),
                               bytes, r->dtype, r->n);
     }

@@ -38,7 +38,7 @@ static void stop_at(struct k3_trunkd *d, int errnum, uint64_t position, uint32_t
     k3_log(K3_LOG_ERROR, "stream_stopped",
            "position=%" PRIu64 " file=%s off=%" PRIu64 " errno=%d text=\"%s\"", position,
            file < d->model->n_files ? d->model->files[file].path : "-", off_bytes, errnum,
-           strerror(errnum));
+           k3_read_strerror(errnum));
 }
 
 static uint64_t collapse_ring(struct k3_trunkd *d)
@@ -67,6 +67,11 @@ static void seek_now(struct k3_trunkd *d, uint64_t number, uint64_t start, uint6
         }
     }
     k3_stream_full(d, false);
+    if (rc == 0) {
+        rc = k3_tverify_seek(d, start, &err);
+        if (rc < 0)
+            k3_log_err(&err, "begin_of_piece_not_read");
+    }
     d->stream.next = d->stream.produced = start;
     d->stream.number = number;
     d->stream.state = K3_STREAM_RUNNING;
@@ -146,7 +151,7 @@ void k3_stream_start(struct k3_trunkd *d, struct k3_read *r, const struct k3_blo
 void k3_stream_publish(struct k3_trunkd *d)
 {
     struct k3_stream *s = &d->stream;
-    uint64_t produced = s->produced, failed_end = 0;
+    uint64_t produced = s->produced, failed_end = 0, failed_off = UINT64_MAX;
     struct k3_read *failed = NULL;
 
     while (s->oldest && s->oldest->done) {
@@ -161,8 +166,20 @@ void k3_stream_publish(struct k3_trunkd *d)
             !failed) { /* what was queued behind a failed read is dropped */
             if (got_end > r->block.end)
                 got_end = r->block.end;
-            if (got_end > produced)
-                produced = got_end;
+            if (got_end > produced) {
+                uint32_t bad_piece = 0;
+
+                produced = k3_tverify_prefix(d, got_end, &bad_piece);
+                if (produced < got_end) {
+                    const struct k3_piece *p = &d->model->pieces[bad_piece];
+
+                    r->err = EBADMSG;
+                    r->piece = bad_piece;
+                    r->file = d->model->matrices[p->matrix].file;
+                    failed_off = p->off_bytes;
+                    got_end = produced;
+                }
+            }
             if (r->err) {
                 failed = r;
                 failed_end = got_end;
@@ -182,7 +199,9 @@ void k3_stream_publish(struct k3_trunkd *d)
     }
     if (failed) { /* after T: whoever sees the error sees all that came before it */
         stop_at(d, failed->err, failed_end > produced ? failed_end : produced, failed->file,
-                failed->off_bytes + (failed_end - failed->block.pos), failed->piece);
+                failed_off < UINT64_MAX ? failed_off
+                                        : failed->off_bytes + (failed_end - failed->block.pos),
+                failed->piece);
         k3_read_give(d, failed);
     }
 }

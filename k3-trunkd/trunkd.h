@@ -11,6 +11,7 @@
 #include "k3-trunkd/runs.h"
 #include "model/model.h"
 #include "model/schedule.h"
+#include "model/sums.h"
 #include "shm/trunk.h"
 
 #define K3_TRUNKD_NAME "k3-trunkd"
@@ -31,6 +32,7 @@ struct k3_trunkd_opt {
     bool shared_drive;
     const char *io;     /* "auto", "uring", "pread" */
     const char *direct; /* "auto", "on", "off" */
+    const char *verify; /* "off", "first", "always"; NULL: first when there are sums */
 };
 #define K3_TRUNKD_OPT_INIT                                                                         \
     {                                                                                              \
@@ -60,6 +62,8 @@ enum k3_trunkd_stat {
     K3_TS_LOCKED_BYTES,
     K3_TS_SWAPPED_BYTES,
     K3_TS_MAJOR_FAULTS,
+    K3_TS_VERIFIED_BYTES,
+    K3_TS_VERIFY_FAILURES,
     K3_TS_N
 };
 extern const struct k3_stat_def k3_trunkd_stats[K3_TS_N];
@@ -118,6 +122,14 @@ struct k3_pins {
     bool logged;           /* a failure, since the last seek */
 };
 
+struct k3_tverify {
+    struct k3_sums *sums; /* NULL: off */
+    bool always;          /* else each piece until it was right once */
+    uint8_t *checked;     /* per piece: it was right */
+    uint64_t pos;         /* the stream is summed up to here */
+    uint32_t crc;         /* of the piece in which pos lies, from its beginning */
+};
+
 struct k3_trunkd {
     struct k3_trunkd_opt opt;
     struct k3_daemon *daemon;
@@ -138,6 +150,7 @@ struct k3_trunkd {
     unsigned n_in_flight;
     struct k3_stream stream;
     struct k3_pins pins;
+    struct k3_tverify verify;
     bool news; /* something was published since computed's bell was rung last */
     /* for info, which runs on the control thread */
     bool taken_over;
@@ -220,5 +233,18 @@ void k3_pins_seek(struct k3_trunkd *d, uint64_t pass, uint64_t piece);
 bool k3_pins_peek(struct k3_trunkd *d, uint64_t *pass, uint32_t *piece); /* false: none to begin */
 void k3_pins_start(struct k3_trunkd *d, struct k3_read *r);
 void k3_pins_done(struct k3_trunkd *d, struct k3_read *r);
+
+/* verify.c.  All is well at once when verification is off. */
+int k3_tverify_open(struct k3_trunkd *d, struct k3_err *err);
+void k3_tverify_close(struct k3_trunkd *d);
+const char *k3_tverify_how(const struct k3_trunkd *d); /* "off", "first", "always" */
+/* The stream begins anew at start, which may lie within a piece: then reads that piece up to there. */
+int k3_tverify_seek(struct k3_trunkd *d, uint64_t start, struct k3_err *err);
+/* Sums the stream from where it was to end, which has arrived.  Returns how far it may be published: end, or less when
+ * a piece that ends before is wrong. */
+uint64_t k3_tverify_prefix(struct k3_trunkd *d, uint64_t end, uint32_t *bad_piece);
+bool k3_tverify_pin(struct k3_trunkd *d, uint32_t piece); /* all its bytes are there */
+/* bytes: as in the file.  Wrong: -EBADMSG with words, exit 4. */
+int k3_tverify_resident(struct k3_trunkd *d, size_t i, const uint8_t *bytes, struct k3_err *err);
 
 #endif

@@ -483,7 +483,7 @@ static int hand_out(struct k3_expert_client *c, struct entry *e, struct k3_exper
         c->counts.errors++;
         e->state = GONE;
         return k3_untrusted(err, -EIO, "layer %u expert %u could not be read: %s at offset %" PRIu64 ": %s", e->layer,
-                            e->expert, path, e->cpl.file_off_bytes, strerror(-e->cpl.status));
+                            e->expert, path, e->cpl.file_off_bytes, k3_read_strerror(-e->cpl.status));
     }
     e->state = HANDED;
     *out = (struct k3_expert_view){ .slot = e->cpl.slot, .layer = e->layer, .expert = e->expert,

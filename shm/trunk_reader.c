@@ -137,7 +137,8 @@ static int stream_error(const struct k3_trunk_reader *r, struct k3_err *err)
 
     return k3_untrusted(
         err, -EIO, "trunk stream stopped at position %" PRIu64 ": %s at offset %" PRIu64 ": %s",
-        a->error.position, file_path(r, a->error.file), a->error.off_bytes, strerror(a->error.err));
+        a->error.position, file_path(r, a->error.file), a->error.off_bytes,
+        k3_read_strerror(a->error.err));
 }
 
 static int pinned_error(const struct k3_trunk_reader *r, size_t piece, uint32_t flag,
@@ -148,7 +149,7 @@ static int pinned_error(const struct k3_trunk_reader *r, size_t piece, uint32_t 
     return k3_untrusted(
         err, -EIO, "pinned piece %zu could not be read: %s at offset %" PRIu64 ", %u bytes: %s",
         piece, file_path(r, r->m->matrices[p->matrix].file), p->off_bytes, p->len_bytes,
-        strerror((int)(flag & ~K3_PIECE_FAILED)));
+        k3_read_strerror((int)(flag & ~K3_PIECE_FAILED)));
 }
 
 static uint64_t want_end(const struct k3_trunk_reader *r, const struct want *w)

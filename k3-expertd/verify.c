@@ -1,0 +1,88 @@
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "k3-expertd/expertd.h"
+#include "model/crc32c.h"
+#include "model/names.h"
+
+int k3_xverify_open(struct k3_expertd *d, struct k3_err *err)
+{
+    const char *dirs[1 + 64], *how = d->opt.verify;
+    struct k3_model_opts mo = { .dirs = dirs, .n_layers = d->opt.n_layers };
+    struct k3_err open_err = K3_ERR_INIT;
+    size_t n = k3_sums_n_experts(d->model);
+    int rc;
+
+    if (how && strcmp(how, "off") == 0)
+        return 0;
+    dirs[mo.n_dirs++] = d->opt.model;
+    for (size_t i = 0; i < d->opt.devices.n; i++)
+        dirs[mo.n_dirs++] = d->opt.devices.item[i];
+    rc = k3_sums_open(&d->verify.sums, d->model, &mo, K3_SUMS_EXPERTS, &open_err);
+    if (rc == -ENOENT && !how)
+        return 0;
+    if (rc == -ENOENT)
+        return k3_refuse(err, rc, "--verify %s: %s/" K3_SUMS_NAME " is not there: make it (k3ctl verify --model %s --make), "
+                         "or --verify off", how, d->opt.model, d->opt.model);
+    if (rc < 0) {
+        if (err)
+            *err = open_err;
+        return rc;
+    }
+    d->verify.always = how && strcmp(how, "always") == 0;
+    for (uint32_t t = 0; t < K3_EXPERT_TENSORS; t++) {
+        uint32_t n_rows, n_cols;
+
+        k3_names_expert_shape(&d->model->cfg, t, &n_rows, &n_cols);
+        d->verify.len_bytes[t] = (uint64_t)n_rows * n_cols;
+    }
+    d->verify.checked = calloc(n ? n : 1, 1);
+    return d->verify.checked ? 0 : k3_fail(err, -ENOMEM, "no memory for the state of %zu experts", n);
+}
+
+void k3_xverify_close(struct k3_expertd *d)
+{
+    k3_sums_free(d->verify.sums);
+    free(d->verify.checked);
+    d->verify = (struct k3_xverify){ 0 };
+}
+
+const char *k3_xverify_how(const struct k3_expertd *d)
+{
+    return !d->verify.sums ? "off" : d->verify.always ? "always" : "first";
+}
+
+void k3_xverify_read(struct k3_expertd *d, struct k3_read_done *r)
+{
+    const uint8_t *slot = d->data.base + d->slots_off_bytes + r->slot * d->slot_bytes;
+    struct k3_stats *st = k3_daemon_stats(d->daemon);
+    struct k3_expert_place p;
+    uint32_t layer, expert, crc = 0;
+    size_t key;
+
+    if (!d->verify.sums)
+        return;
+    k3_slots_expert(d->slots, r->slot, &layer, &expert);
+    key = k3_sums_expert_key(d->model, layer, expert);
+    if (!d->verify.always && d->verify.checked[key])
+        return;
+    for (uint32_t t = 0; t < K3_EXPERT_TENSORS; t++)
+        crc = k3_crc32c(crc, slot + r->off_bytes[t], d->verify.len_bytes[t]);
+    k3_stat_add(st, K3_XS_VERIFIED_BYTES, d->model->expert_bytes);
+    if (crc == d->verify.sums->expert[key]) {
+        d->verify.checked[key] = 1;
+        return;
+    }
+    d->verify.checked[key] = 0;
+    k3_stat_add(st, K3_XS_VERIFY_FAILURES, 1);
+    r->status = -EBADMSG;
+    r->file = UINT32_MAX;
+    if (k3_model_expert(d->model, layer, expert, &p) == 0) {
+        uint32_t range = p.tensor_range[0];
+
+        r->file = p.range[range].file;
+        r->file_off_bytes = p.range[range].off_bytes + p.tensor_off[0];
+    }
+}
