@@ -45,3 +45,23 @@ int k3_trunkd_budget(const struct k3_model *m, uint32_t align_bytes, uint64_t tr
     *ring_bytes = ring;
     return 0;
 }
+
+void k3_trunkd_pins_prefix(const struct k3_model *m, uint32_t align_bytes, uint8_t *pinned)
+{
+    uint64_t budget_bytes = 0;
+
+    for (int take = 0; take < 2; take++)
+        for (size_t i = 0; i < m->n_pieces; i++) {
+            uint64_t a = align_bytes, first = m->pieces[i].off_bytes / a * a;
+            uint64_t cost = (m->pieces[i].off_bytes + m->pieces[i].len_bytes + a - 1) / a * a - first;
+
+            if (!take) {
+                budget_bytes += pinned[i] ? cost : 0;
+                continue;
+            }
+            if (cost > budget_bytes)
+                budget_bytes = 0; /* a prefix has no gaps */
+            pinned[i] = cost <= budget_bytes;
+            budget_bytes -= pinned[i] ? cost : 0;
+        }
+}

@@ -122,6 +122,8 @@ static int open_layout(struct k3_trunkd *d, struct k3_err *err)
         return k3_fail(err, -ENOMEM, "no memory for the pinned set of %zu pieces", m->n_pieces);
     rc = k3_trunkd_budget(m, align_bytes, d->opt.trunk_bytes, d->opt.ring_mb, &ring_bytes, pinned,
                           err);
+    if (rc == 0 && d->opt.pins_prefix)
+        k3_trunkd_pins_prefix(m, align_bytes, pinned);
     if (rc == 0)
         rc = k3_layout_build(&d->layout, m, align_bytes, ring_bytes, pinned, err);
     free(pinned);

@@ -20,6 +20,7 @@ static bool one_of(const char *value, const char *a, const char *b, const char *
 
 bool k3_trunkd_options(struct k3_trunkd_opt *o, int argc, char **argv, int *status)
 {
+    const char *pins = "spread";
     const struct k3_opt table[] = {
         { "model", K3_OPT_STRING, &o->model, "DIR", "the checkpoint: config.json and *.safetensors",
           0, 0 },
@@ -49,6 +50,8 @@ bool k3_trunkd_options(struct k3_trunkd_opt *o, int argc, char **argv, int *stat
           "off, first or always: compare with the checkpoint's k3.sums each piece as it lands, or "
           "until it was right once (default first when there are sums)",
           0, 0 },
+        { "pins", K3_OPT_STRING, &pins, "HOW",
+          "spread or prefix; prefix is slower and only for k3-bench (default spread)", 0, 0 },
         K3_DAEMON_OPT_ROWS(&o->common),
         { NULL },
     };
@@ -76,5 +79,8 @@ bool k3_trunkd_options(struct k3_trunkd_opt *o, int argc, char **argv, int *stat
         return usage(status, "--direct \"%s\": must be auto, on or off", o->direct);
     if (o->verify && !one_of(o->verify, "off", "first", "always"))
         return usage(status, "--verify \"%s\": must be off, first or always", o->verify);
+    o->pins_prefix = strcmp(pins, "prefix") == 0;
+    if (!o->pins_prefix && strcmp(pins, "spread") != 0)
+        return usage(status, "--pins \"%s\": must be spread or prefix", pins);
     return false;
 }

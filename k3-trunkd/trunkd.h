@@ -33,6 +33,7 @@ struct k3_trunkd_opt {
     const char *io;     /* "auto", "uring", "pread" */
     const char *direct; /* "auto", "on", "off" */
     const char *verify; /* "off", "first", "always"; NULL: first when there are sums */
+    bool pins_prefix;
 };
 #define K3_TRUNKD_OPT_INIT                                                                         \
     {                                                                                              \
@@ -172,6 +173,10 @@ bool k3_trunkd_options(struct k3_trunkd_opt *o, int argc, char **argv, int *stat
 /* budget.c: how --trunk-gb divides into ring and pins.  pinned: n_pieces bytes, filled.  Pure. */
 int k3_trunkd_budget(const struct k3_model *m, uint32_t align_bytes, uint64_t trunk_bytes,
                      uint32_t ring_mb, uint64_t *ring_bytes, uint8_t *pinned, struct k3_err *err);
+
+/* Pins the first pieces of the schedule instead of those that are pinned, in no more bytes: only to measure what spreading
+ * them is worth (k3-bench decode --pins prefix). */
+void k3_trunkd_pins_prefix(const struct k3_model *m, uint32_t align_bytes, uint8_t *pinned);
 
 /* open.c.  A model that is already there (tests) is used and then owned. */
 int k3_trunkd_open(struct k3_trunkd *d, struct k3_err *err);

@@ -1,76 +1,48 @@
-/* tools/k3-bench.c: measures arithmetic as a share of this machine's limits.
- *
- * `kernels`: each kernel and its limit run alternately, nine pairs, in one process on one team; a pair gives one ratio, and
- * the median counts (design.md section 10).  Limits: reading memory for one row of x, fused multiply-add for many rows. */
-#include <errno.h>
-#include <inttypes.h>
+/* k3-bench: measures what k3 does as a share of this machine's limits. */
+#include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "ipc/daemon.h"
-#include "k3-computed/kernels.h"
-#include "k3-computed/team.h"
-#include "tools/bench_limits.h"
+#include "tools/bench.h"
 
-#define PAIRS 9
-#define N_COLS 7168u /* hidden width of the released model */
-#define TILE 64u     /* rows of W of one task, as a pass has them */
-
-struct bench {
-    const struct k3_kernels *k;
-    struct k3_team *team;
-    size_t w_bytes, n_rows_w, row_bytes, n_x;
-    uint8_t *w;
-    float *x, *y;
-    bool mxfp4;
-    uint64_t rounds;
-    _Atomic uint64_t flop, sink;
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *what;
+} parts[] = {
+    { "kernels", k3_bench_kernels, "the arithmetic kernels against memory rate and FMA peak" },
+    { "io", k3_bench_io, "raw device, k3-trunkd alone, k3-expertd alone, both together" },
+    { "decode", k3_bench_decode, "the time of a pass against max(bytes / raw rate, arithmetic)" },
+    { "sweep", k3_bench_sweep, "tokens per second over splits of a fixed memory, and over a ladder of totals" },
 };
+#define N_PARTS (sizeof(parts) / sizeof(*parts))
 
-static void read_part(void *arg, size_t i, uint32_t worker)
+volatile sig_atomic_t k3_bench_stop;
+
+static void on_signal(int sig)
 {
-    struct bench *b = arg;
-    size_t part = TILE * b->row_bytes, n = part / 512 * 512;
-    const uint8_t *at = b->w + i * part;
-
-    (void)worker;
-    b->sink ^= strcmp(b->k->name, "avx512") == 0 ? k3_bench_read_avx512(at, n) : k3_bench_read_avx2(at, n);
+    (void)sig;
+    k3_bench_stop = 1;
 }
 
-static void fma_part(void *arg, size_t i, uint32_t worker)
+void k3_bench_catch(void)
 {
-    struct bench *b = arg;
-    uint64_t flop;
-    float sum = strcmp(b->k->name, "avx512") == 0 ? k3_bench_fma_avx512(b->rounds, &flop)
-                                                  : k3_bench_fma_avx2(b->rounds, &flop);
+    struct sigaction stop = { .sa_handler = on_signal };
 
-    (void)i;
-    (void)worker;
-    b->flop += flop;
-    b->sink += sum > 0;
+    sigaction(SIGINT, &stop, NULL);
+    sigaction(SIGTERM, &stop, NULL);
 }
 
-static void kernel_part(void *arg, size_t i, uint32_t worker)
+void k3_bench_nap(double seconds)
 {
-    struct bench *b = arg;
-    const uint8_t *w = b->w + i * TILE * b->row_bytes;
-    float *y = b->y + i * TILE;
+    struct timespec t = { (time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9) };
 
-    (void)worker;
-    if (b->mxfp4)
-        b->k->mul_mxfp4(y, b->n_rows_w, w, w + TILE * (N_COLS / 2), TILE, N_COLS, b->x, N_COLS, b->n_x);
-    else
-        b->k->mul[K3_BF16](y, b->n_rows_w, w, TILE, N_COLS, b->x, N_COLS, b->n_x);
-}
-
-static double timed(struct bench *b, k3_team_fn *fn, size_t n)
-{
-    uint64_t t0 = k3_now_ns();
-
-    k3_team_run(b->team, n, 1, fn, b);
-    return (double)(k3_now_ns() - t0) / 1e9;
+    nanosleep(&t, NULL);
 }
 
 static int ascending(const void *a, const void *b)
@@ -80,114 +52,85 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* One line: the kernel's rate, its limit's, and the median of nine alternating ratios with the least and the greatest. */
-static void kernel(struct bench *b, bool mxfp4, size_t n_x)
+void k3_bench_sort(double *v, size_t n)
 {
-    size_t limit_tasks = k3_team_size(b->team) * 4, tasks;
-    double ratio[PAIRS], rate[PAIRS], limit[PAIRS];
-    bool memory = n_x == 1;
-    const char *unit = memory ? "GB/s" : "GFLOPS";
-
-    b->mxfp4 = mxfp4;
-    b->n_x = n_x;
-    b->row_bytes = mxfp4 ? N_COLS / 2 + N_COLS / 32 : N_COLS * 2;
-    b->n_rows_w = b->w_bytes / b->row_bytes / TILE * TILE;
-    if (!memory) /* about as long as the kernel: fewer rows of W, since arithmetic takes longer than reading */
-        b->n_rows_w = b->n_rows_w / n_x / TILE * TILE + TILE;
-    tasks = b->n_rows_w / TILE;
-    for (int i = -1; i < PAIRS; i++) { /* the pair -1 warms up */
-        double bytes = (double)(tasks * TILE * b->row_bytes), t, l;
-
-        b->flop = 0;
-        l = memory ? bytes / timed(b, read_part, tasks) : 0;
-        if (!memory) {
-            double s = timed(b, fma_part, limit_tasks);
-            l = (double)b->flop / s;
-        }
-        t = timed(b, kernel_part, tasks);
-        if (i < 0)
-            continue;
-        limit[i] = l / 1e9;
-        rate[i] = (memory ? bytes : 2.0 * N_COLS * (double)(b->n_rows_w * n_x)) / t / 1e9;
-        ratio[i] = rate[i] / limit[i];
-    }
-    qsort(ratio, PAIRS, sizeof(*ratio), ascending);
-    qsort(rate, PAIRS, sizeof(*rate), ascending);
-    qsort(limit, PAIRS, sizeof(*limit), ascending);
-    printf("%-6s %4zu %s %9.1f %9.1f %-7s %5.1f %%  (%.1f to %.1f)\n", mxfp4 ? "mxfp4" : "bf16", n_x,
-           memory ? "rows  read " : "rows  fma  ", rate[PAIRS / 2], limit[PAIRS / 2], unit, 100 * ratio[PAIRS / 2],
-           100 * ratio[0], 100 * ratio[PAIRS - 1]);
-    fflush(stdout);
+    qsort(v, n, sizeof(*v), ascending);
 }
 
-static void *memory(size_t n)
+double k3_bench_median(const double *v, size_t n)
 {
-    void *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    double sorted[64];
 
-    if (p == MAP_FAILED)
-        return NULL;
-    madvise(p, n, MADV_HUGEPAGE);
-    return p;
+    if (n == 0 || n > 64)
+        return NAN;
+    memcpy(sorted, v, n * sizeof(*v));
+    k3_bench_sort(sorted, n);
+    return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
 }
 
-static int run(struct bench *b, uint32_t threads, struct k3_err *err)
+const char *k3_bench_spread(const double *v, size_t n, char out[64])
 {
-    static const size_t rows[] = { 1, 4, 8, 64 };
-    size_t y_floats = (b->w_bytes / (N_COLS / 2) + TILE) * 64 + 64;
-    uint64_t seed = 1;
-    int rc = k3_team_new(&b->team, threads, err);
+    double least = v[0], greatest = v[0];
 
-    if (rc < 0)
-        return rc;
-    b->w = memory(b->w_bytes);
-    b->x = memory(64 * N_COLS * sizeof(float));
-    b->y = memory(y_floats * sizeof(float));
-    if (!b->w || !b->x || !b->y)
-        return k3_fail(err, -ENOMEM, "no memory for %zu bytes of weights", b->w_bytes);
-    for (size_t i = 0; i < b->w_bytes / 8; i++) { /* bf16 of moderate size, any nibbles, scales near 1 */
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        ((uint64_t *)b->w)[i] = (seed & 0x81ff81ff81ff81ffu) | 0x3c003c003c003c00u;
+    for (size_t i = 1; i < n; i++) {
+        least = v[i] < least ? v[i] : least;
+        greatest = v[i] > greatest ? v[i] : greatest;
     }
-    for (size_t i = 0; i < 64 * N_COLS; i++)
-        b->x[i] = (float)(i % 17) * 0.125f - 1.0f;
-    printf("%s kernels, %u threads, %u columns, %.2f GB of weights, median of %d alternating pairs\n", b->k->name,
-           k3_team_size(b->team), N_COLS, (double)b->w_bytes / 1e9, PAIRS);
-    printf("weight  x rows  limit    achieved     limit  unit     share\n");
-    for (int m = 0; m < 2; m++)
-        for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
-            kernel(b, m, rows[i]);
-    return 0;
+    snprintf(out, 64, "%.3f (%.3f to %.3f)", k3_bench_median(v, n), least, greatest);
+    return out;
+}
+
+void k3_bench_progress(const char *fmt, ...)
+{
+    static uint64_t last_ns;
+    static bool shown;
+    uint64_t now_ns = k3_now_ns();
+    bool terminal = isatty(2);
+    va_list ap;
+
+    if (!fmt) {
+        if (shown && terminal)
+            fputs("\r\033[K", stderr);
+        shown = false;
+        return;
+    }
+    if (shown && now_ns - last_ns < (terminal ? 1000000000ull : 10000000000ull))
+        return;
+    last_ns = now_ns;
+    shown = true;
+    fputs(terminal ? "\r\033[Kk3-bench: " : "k3-bench: ", stderr);
+    va_start(ap, fmt);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    if (!terminal)
+        fputc('\n', stderr);
+    fflush(stderr);
+}
+
+static void usage(FILE *to)
+{
+    fprintf(to, "k3-bench: measures what k3 does as a share of this machine's limits\n"
+                "usage: k3-bench [PART] [options]     (PART --help lists its options; default %s)\n\n", parts[0].name);
+    for (size_t i = 0; i < N_PARTS; i++)
+        fprintf(to, "  %-10s %s\n", parts[i].name, parts[i].what);
+    fprintf(to, "\nExit status: 0 done, 1 failed, 2 usage or a refused configuration.\n");
 }
 
 int main(int argc, char **argv)
 {
-    struct bench b = { .rounds = 2000000, .w_bytes = 512u << 20 };
-    struct k3_str_list operands = { .n = 0 };
-    struct k3_err err = K3_ERR_INIT;
-    const char *kernels = "auto";
-    uint32_t threads = 0;
-    int status, rc;
-    struct k3_opt table[] = {
-        { "kernels", K3_OPT_STRING, &kernels, "NAME", "auto (the best of this CPU), avx2 or avx512", 0, 0 },
-        { "threads", K3_OPT_U32, &threads, "N", "threads (default: the CPUs allowed)", 1, 1024 },
-        { NULL, K3_OPT_FLAG, NULL, NULL, NULL, 0, 0 },
-    };
-
-    if (k3_opts_parse(table, "k3-bench", "k3-bench [kernels]: the arithmetic kernels as a share of this machine's limits",
-                      argc, argv, &operands, &status))
-        return status;
-    if (operands.n > 1 || (operands.n == 1 && strcmp(operands.item[0], "kernels") != 0)) {
-        fprintf(stderr, "k3-bench: \"%s\": what it measures is \"kernels\"\n", operands.item[operands.n - 1]);
-        return K3_EXIT_REFUSED;
+    const char *word = argc > 1 ? argv[1] : "--";
+    if (strcmp(word, "--help") == 0) {
+        usage(stdout);
+        return 0;
     }
-    b.k = k3_kernels_get(kernels);
-    if (!b.k || strcmp(b.k->name, "c") == 0) {
-        fprintf(stderr, "k3-bench: --kernels %s: must be avx2 or avx512, and this CPU must have it\n", kernels);
-        return K3_EXIT_REFUSED;
-    }
-    rc = run(&b, threads, &err);
-    if (rc < 0)
-        fprintf(stderr, "k3-bench: %s\n", err.text);
-    k3_team_free(b.team);
-    return k3_exit_status(rc, &err);
+    if (word[0] == '-')
+        return parts[0].run(argc, argv);
+    for (size_t i = 0; i < N_PARTS; i++)
+        if (strcmp(word, parts[i].name) == 0)
+            return parts[i].run(argc - 1, argv + 1);
+    fprintf(stderr, "k3-bench: \"%s\": what it measures is", word);
+    for (size_t i = 0; i < N_PARTS; i++)
+        fprintf(stderr, "%s %s", i ? "," : "", parts[i].name);
+    fputc('\n', stderr);
+    return K3_EXIT_REFUSED;
 }

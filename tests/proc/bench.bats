@@ -2,14 +2,87 @@
 # k3-bench measures, so only its use is tested here; no test of this suite is timed.
 load helpers
 
+MODEL=$BATS_FILE_TMPDIR/model
+
+setup_file() { # 70 MB: large enough to stream through a small ring
+    "$K3_BIN/k3-mkmodel" --out "$BATS_FILE_TMPDIR/model" --layers 4 --experts 64 --hidden 512 --vocab 2048 --kda-heads 8 \
+        --kda-dim 64 --mla-heads 4 --q-lora 128 --kv-lora 128 --qk-nope 32 --qk-rope 32 --v-dim 32 --dense-inter 4096 \
+        --moe-inter 256 --latent 256 --top-k 4 --shared-experts 2 --first-dense 1 --full-attn 4 --res-block 2 --eos 2 \
+        --bos 1 --pad 0 >&2
+}
+bench() { timeout $((120 * SLOW)) "$K3_BIN/k3-bench" "$@" 3>&-; }
+left_nothing() {
+    [ -z "$(find /dev/shm -maxdepth 1 -name "k3.$(id -u).bench-*")" ]
+    [ -z "$(find "$(dirname "$(run_dir x)")" -maxdepth 1 -name 'bench-*' 2>/dev/null)" ]
+}
+
 @test "k3-bench refuses what it does not measure, by name" {
-    run "$K3_BIN/k3-bench" io
+    run "$K3_BIN/k3-bench" disk
     [ "$status" -eq 2 ]
     [ "${#lines[@]}" -eq 1 ]
-    [[ $output == *io*kernels* ]]
+    [[ $output == *disk*kernels*io*decode*sweep* ]]
 }
 @test "k3-bench refuses kernels that have no limit to compare with" {
     run "$K3_BIN/k3-bench" --kernels c
     [ "$status" -eq 2 ]
     [[ $output == *avx2* ]]
+}
+@test "io, decode and sweep name the model that they need, and how to make one" {
+    for part in io decode sweep; do
+        run "$K3_BIN/k3-bench" $part
+        [ "$status" -eq 2 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [[ $output == *--model*k3-mkmodel* ]]
+    done
+}
+@test "io: raw, each daemon and both; what it starts is gone afterwards" {
+    bench io --model "$MODEL" --trunk-gb 0.0042 --ring-mb 4 --io-depth 4 --io-block 256K --seconds 0.1 --pairs 2 --tsv \
+        >"$BATS_TEST_TMPDIR/out"
+    cat "$BATS_TEST_TMPDIR/out"
+    grep -qE '^k3-trunkd alone +[0-9.]+ GB/s  [0-9.]+ \([0-9.]+ to [0-9.]+\) of raw' "$BATS_TEST_TMPDIR/out"
+    grep -qE '^both together .* of the better alone' "$BATS_TEST_TMPDIR/out"
+    [ "$(grep -cE '^[12](\s[1-9][0-9]*){4}$' "$BATS_TEST_TMPDIR/out")" -eq 2 ]
+    left_nothing
+}
+@test "io refuses a trunk that is too small to stream" {
+    run bench io --model "$DEMO" --seconds 0.1 --pairs 1
+    echo "$output"
+    [ "$status" -eq 2 ]
+    [[ $output == *"too small"* ]]
+    left_nothing
+}
+@test "decode: passes are counted and compared with the limit, for spread and prefix pins" {
+    for pins in spread prefix; do
+        bench decode --model "$MODEL" --trunk-gb 0.03 --ring-mb 4 --cache-gb 0.02 --io-depth 4 --io-block 256K --sequences 3 \
+            --tokens 100 --seconds 0.1 --pairs 2 --pins $pins >"$BATS_TEST_TMPDIR/out"
+        cat "$BATS_TEST_TMPDIR/out"
+        grep -qE "^3 sequences, [1-9][0-9]* bytes pinned of [0-9]+, pins $pins" "$BATS_TEST_TMPDIR/out"
+        grep -qE '^a pass +[0-9.]+ s +[0-9.]+ \([0-9.]+ to [0-9.]+\) of the larger' "$BATS_TEST_TMPDIR/out"
+    done
+    left_nothing
+}
+@test "sweep: a line for each cell and round; a share that is too small says so" {
+    bench sweep --model "$MODEL" --total-gb 0.05 --ladder 0.04 --repeats 2 --tokens 100 --ring-mb 8 --io-depth 4 \
+        --io-block 256K --seconds 0.1 >"$BATS_TEST_TMPDIR/out"
+    cat "$BATS_TEST_TMPDIR/out"
+    head -1 "$BATS_TEST_TMPDIR/out" | grep -q '^total_gb	trunk_share	repeat	tokens_per_s'
+    [ "$(grep -cE '^0\.05	0\.[0-9]+	[12]	' "$BATS_TEST_TMPDIR/out")" -eq 6 ] # 0.25, 0.60, 0.86
+    grep -qE '^# 0\.05	0\.10	-	.*--trunk-gb' "$BATS_TEST_TMPDIR/out"
+    grep -qE '^# 0\.04	plan	[0-9.]+ ' "$BATS_TEST_TMPDIR/out"
+    left_nothing
+}
+@test "an interrupt ends the benchmark and what it started" {
+    "$K3_BIN/k3-bench" decode --model "$MODEL" --trunk-gb 0.03 --ring-mb 4 --cache-gb 0.02 --io-depth 4 --io-block 256K \
+        --tokens 50 --seconds 30 --pairs 9 >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+    pid=$!
+    for _ in $(seq $((1500 * SLOW))); do
+        [ "$(K3_BIN=$K3_BIN "$K3_BIN/k3ctl" --instance "bench-$pid" ping computed 2>/dev/null | grep -c ready)" -eq 1 ] && break
+        sleep 0.02
+    done
+    kill -INT $pid
+    status=0
+    wait $pid || status=$?
+    [ "$status" -eq 1 ]
+    grep -q stopped "$BATS_TEST_TMPDIR/err"
+    left_nothing
 }

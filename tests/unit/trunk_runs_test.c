@@ -244,7 +244,7 @@ static void budget(void **state)
 {
     struct k3_model m;
     struct k3_err err = K3_ERR_INIT;
-    uint64_t rng = 3, ring, all = 0, pinned_bytes = 0;
+    uint64_t rng = 3, ring, all = 0, pinned_bytes = 0, prefix_bytes = 0;
     uint8_t *pinned;
 
     (void)state;
@@ -272,6 +272,16 @@ static void budget(void **state)
             pinned_bytes += (m.pieces[i].off_bytes % 4096 + m.pieces[i].len_bytes + 4095) / 4096 *
                             4096;
     assert_in_range(pinned_bytes, all / 2 - 200000, all / 2);
+    /* the same bytes as a prefix, for the benchmark */
+    k3_trunkd_pins_prefix(&m, 4096, pinned);
+    for (size_t i = 0, end = 0; i < m.n_pieces; i++) {
+        if (pinned[i])
+            prefix_bytes += (m.pieces[i].off_bytes % 4096 + m.pieces[i].len_bytes + 4095) / 4096 *
+                            4096;
+        end |= !pinned[i];
+        assert_true(!pinned[i] || !end);
+    }
+    assert_in_range(prefix_bytes, pinned_bytes - 200000, pinned_bytes);
     /* default ring: twice the trunk in 2 MiB pages */
     assert_int_equal(k3_trunkd_budget(&m, 4096, all, 0, &ring, pinned, &err) < 0, 1);
     memset(pinned, 0, m.n_pieces);

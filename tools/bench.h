@@ -1,0 +1,79 @@
+/* tools/bench.h: what the parts of k3-bench share.  Every ratio is of two measurements of the same run that alternate, and
+ * the median of nine counts (design.md section 10), since a shared drive can halve within seconds. */
+#ifndef K3_TOOLS_BENCH_H
+#define K3_TOOLS_BENCH_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "io/calibrate.h"
+#include "ipc/parse.h"
+#include "model/model.h"
+#include "shm/stats.h"
+
+#define K3_BENCH_PAIRS 9
+
+/* Each parses its own options (argv[0] is its name) and returns the exit status. */
+int k3_bench_kernels(int argc, char **argv);
+int k3_bench_io(int argc, char **argv);
+int k3_bench_decode(int argc, char **argv);
+int k3_bench_sweep(int argc, char **argv);
+
+/* Set by SIGINT and SIGTERM once they are caught: what runs ends, the daemons too, and nothing is left. */
+extern volatile sig_atomic_t k3_bench_stop;
+void k3_bench_catch(void);
+void k3_bench_nap(double seconds);
+
+void k3_bench_sort(double *v, size_t n); /* ascending */
+double k3_bench_median(const double *v, size_t n);
+/* "0.987 (0.951 to 1.012)": median, least, greatest. */
+const char *k3_bench_spread(const double *v, size_t n, char out[64]);
+/* Progress on stderr, over the line before at a terminal; at most one a second.  NULL takes the line away. */
+void k3_bench_progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- bench_setup.c: what io, decode and sweep begin with ---- */
+
+bool k3_bench_need_model(const char *part, const char *dir); /* false: said that --model is missing */
+int k3_bench_model(const char *dir, const struct k3_str_list *devices, uint32_t n_layers, struct k3_model **out,
+                   struct k3_err *err);
+/* Depth and block: those given (not 0), else those that are measured for the drive of dir, or remembered. */
+int k3_bench_rate(const char *dir, uint32_t depth, uint64_t block_bytes, struct k3_io_rate *out, struct k3_err *err);
+/* Appends --device DIR for each; the new count. */
+size_t k3_bench_devices(const char **argv, size_t n, const struct k3_str_list *devices);
+
+/* ---- bench_raw.c: what the drive gives with nothing in between ---- */
+
+struct k3_bench_raw;
+struct k3_bench_raw_opts {
+    uint32_t depth, block_bytes; /* block: whole pages */
+};
+/* Direct reads of the trunk's bytes, in file order, over and over, into contiguous memory (spec/io.md 1).  Refused where
+ * the file system has no direct reads, since that would measure the page cache.  m must outlive it. */
+int k3_bench_raw_open(struct k3_bench_raw **out, const struct k3_model *m, const struct k3_bench_raw_opts *o,
+                      struct k3_err *err);
+void k3_bench_raw_close(struct k3_bench_raw *r);
+/* Reads for about `seconds`; *bytes_per_s. */
+int k3_bench_raw_run(struct k3_bench_raw *r, double seconds, double *bytes_per_s, struct k3_err *err);
+uint64_t k3_bench_raw_huge_bytes(const struct k3_bench_raw *r, uint64_t *of_bytes);
+
+/* ---- bench_family.c: daemons of an instance of the benchmark's own ---- */
+
+struct k3_bench_family {
+    char instance[33], rundir[512], bin[4000];
+    struct k3_member { const char *name; pid_t pid; } member[3];
+    uint32_t n_members;
+};
+/* Makes the run directory of an instance "bench-PID"; programs are those beside k3-bench. */
+int k3_bench_family_open(struct k3_bench_family *f, struct k3_err *err);
+/* Starts bin/NAME with these options (NULL-terminated) and --instance; its log goes to <run dir>/NAME.log. */
+int k3_bench_family_start(struct k3_bench_family *f, const char *name, const char *const *options, struct k3_err *err);
+/* Waits until NAME is ready; when it ends first, the last line of its log is the error. */
+int k3_bench_family_wait(struct k3_bench_family *f, const char *name, double seconds, struct k3_err *err);
+int k3_bench_family_stats(const struct k3_bench_family *f, const char *name, struct k3_stats *out, struct k3_err *err);
+/* Ends all, removes segments and run directory. */
+void k3_bench_family_close(struct k3_bench_family *f);
+
+#endif

@@ -1,0 +1,362 @@
+/* k3-bench decode: how near the time of a pass comes to its limit, max(bytes read / raw rate, arithmetic).
+ *
+ * Raw reads and decoding alternate.  The three daemons are the real ones; sequences of random tokens are submitted to
+ * k3-computed, and the passes after the first token of each count (the one before is the prefill).  Bytes, passes and times
+ * are the daemons' own counters; arithmetic is the time of the passes without their waits. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/daemon.h"
+#include "ipc/msg.h"
+#include "tools/bench_decode.h"
+
+#define PROMPT 4u
+
+struct counts { uint64_t at_ns, passes, pass_ns, trunk_wait_ns, expert_wait_ns, arithmetic_ns, trunk_bytes, expert_bytes; };
+
+static void count(const struct k3_decode *b, struct counts *c)
+{
+    *c = (struct counts){
+        .at_ns = k3_now_ns(),
+        .passes = k3_stats_value(&b->computed, "passes"),
+        .pass_ns = k3_stats_value(&b->computed, "pass_ns"),
+        .trunk_wait_ns = k3_stats_value(&b->computed, "trunk_wait_ns"),
+        .expert_wait_ns = k3_stats_value(&b->computed, "expert_wait_ns"),
+        .arithmetic_ns = k3_stats_value(&b->computed, "arithmetic_ns"),
+        .trunk_bytes = k3_stats_value(&b->trunk, "read_bytes"),
+        .expert_bytes = k3_stats_value(&b->expert, "read_bytes"),
+    };
+}
+
+/* ---- requests ---- */
+
+static int call(struct k3_decode *b, cJSON *request, cJSON **reply, struct k3_err *err)
+{
+    int rc = k3_client_call(b->client, request, 60000, reply, err);
+    const cJSON *text;
+
+    cJSON_Delete(request);
+    if (rc < 0 || cJSON_IsTrue(cJSON_GetObjectItem(*reply, "ok")))
+        return rc;
+    text = cJSON_GetObjectItem(*reply, "error");
+    rc = k3_fail(err, -EPROTO, "k3-computed: %s", cJSON_IsString(text) ? text->valuestring : "refused");
+    cJSON_Delete(*reply);
+    *reply = NULL;
+    return rc;
+}
+
+static cJSON *command(const char *cmd, const char *id)
+{
+    cJSON *o = cJSON_CreateObject();
+
+    cJSON_AddStringToObject(o, "cmd", cmd);
+    cJSON_AddStringToObject(o, "id", id);
+    return o;
+}
+
+static void id_of(const struct k3_decode *b, uint32_t window, uint32_t sequence, char out[33])
+{
+    snprintf(out, 33, "%016" PRIx64 "%08x%08x", b->seed, window, sequence);
+}
+
+static int submit(struct k3_decode *b, uint32_t window, uint32_t sequence, struct k3_err *err)
+{
+    uint64_t random = (uint64_t)window * 1000003u + sequence + 1;
+    cJSON *s, *ids, *reply = NULL;
+    char id[33];
+    int rc;
+
+    id_of(b, window, sequence, id);
+    s = command("submit", id);
+    ids = cJSON_AddArrayToObject(s, "prompt_ids");
+    for (uint32_t i = 0; i < PROMPT; i++) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        cJSON_AddItemToArray(ids, cJSON_CreateNumber((double)((random >> 33) % b->model->cfg.vocab)));
+    }
+    cJSON_AddNumberToObject(s, "max_tokens", b->tokens);
+    cJSON_AddNumberToObject(s, "temperature", 0);
+    cJSON_AddNumberToObject(s, "top_p", 1);
+    cJSON_AddNumberToObject(s, "top_k", 0);
+    cJSON_AddNumberToObject(s, "min_p", 0);
+    cJSON_AddStringToObject(s, "seed", "1");
+    cJSON_AddArrayToObject(s, "stop_ids"); /* nothing ends it but its length */
+    rc = call(b, s, &reply, err);
+    cJSON_Delete(reply);
+    return rc;
+}
+
+/* Waits until the sequence has `tokens` tokens, or with 0 until it has ended. */
+static int wait_tokens(struct k3_decode *b, uint32_t window, uint32_t sequence, uint32_t tokens, struct k3_err *err)
+{
+    uint32_t from = tokens ? tokens - 1 : b->tokens;
+    char id[33];
+
+    id_of(b, window, sequence, id);
+    for (;;) {
+        cJSON *p = command("poll", id), *reply = NULL;
+        const cJSON *next, *state, *event;
+        bool there;
+        int rc;
+
+        if (k3_bench_stop) {
+            cJSON_Delete(p);
+            return k3_fail(err, -ECANCELED, "stopped");
+        }
+        cJSON_AddNumberToObject(p, "from", from);
+        cJSON_AddNumberToObject(p, "wait_ms", 1000);
+        rc = call(b, p, &reply, err);
+        if (rc < 0)
+            return rc;
+        next = cJSON_GetObjectItem(reply, "next");
+        state = cJSON_GetObjectItem(reply, "state");
+        there = cJSON_IsNumber(next) && next->valuedouble > from;
+        cJSON_ArrayForEach(event, cJSON_GetObjectItem(reply, "events"))
+        {
+            const cJSON *type = cJSON_GetObjectItem(event, "type"), *text = cJSON_GetObjectItem(event, "message");
+
+            if (rc == 0 && cJSON_IsString(type) && strcmp(type->valuestring, "error") == 0)
+                rc = k3_fail(err, -EIO, "k3-computed: %s", cJSON_IsString(text) ? text->valuestring : "error");
+        }
+        if (rc == 0 && !there && cJSON_IsString(state) && strcmp(state->valuestring, "ended") == 0)
+            rc = k3_fail(err, -EPROTO, "a sequence ended before its %u tokens", b->tokens);
+        cJSON_Delete(reply);
+        if (rc < 0 || there)
+            return rc;
+        k3_bench_progress("window %u: waiting for %s", window, tokens ? "the prefill" : "the last token");
+    }
+}
+
+/* S sequences: what happens between the first token of the last of them and the end of all.  */
+static int decode(struct k3_decode *b, uint32_t window, struct k3_decode_window *w, struct k3_err *err)
+{
+    struct counts c0, c1;
+    double n;
+    int rc = 0;
+
+    for (uint32_t s = 0; s < b->sequences && rc == 0; s++)
+        rc = submit(b, window, s, err);
+    for (uint32_t s = 0; s < b->sequences && rc == 0; s++)
+        rc = wait_tokens(b, window, s, 1, err);
+    if (rc < 0)
+        return rc;
+    count(b, &c0);
+    for (uint32_t s = 0; s < b->sequences && rc == 0; s++)
+        rc = wait_tokens(b, window, s, 0, err);
+    if (rc < 0)
+        return rc;
+    count(b, &c1);
+    for (uint32_t s = 0; s < b->sequences && rc == 0; s++) {
+        cJSON *reply = NULL;
+        char id[33];
+
+        id_of(b, window, s, id);
+        rc = call(b, command("forget", id), &reply, err);
+        cJSON_Delete(reply);
+    }
+    n = (double)(c1.passes - c0.passes);
+    if (rc == 0 && n < 1)
+        return k3_fail(err, -EPROTO, "no pass between the first tokens and the last: give more --tokens");
+    w->pass_s = (double)(c1.pass_ns - c0.pass_ns) / 1e9 / n;
+    w->wall_s = (double)(c1.at_ns - c0.at_ns) / 1e9 / n;
+    w->arithmetic_s = (double)(c1.arithmetic_ns - c0.arithmetic_ns) / 1e9 / n;
+    w->bytes = (double)(c1.trunk_bytes - c0.trunk_bytes + c1.expert_bytes - c0.expert_bytes) / n;
+    w->limit_s = w->bytes / w->raw > w->arithmetic_s ? w->bytes / w->raw : w->arithmetic_s;
+    return rc;
+}
+
+/* ---- the report ---- */
+
+static void report(const struct k3_decode *b, const struct k3_decode_window *w)
+{
+    double share[64], raw[64], pass[64], arithmetic[64], reading[64], bytes[64];
+    char spread[64];
+
+    for (uint32_t i = 0; i < b->pairs; i++) {
+        share[i] = w[i].pass_s / w[i].limit_s;
+        raw[i] = w[i].raw;
+        pass[i] = w[i].pass_s;
+        arithmetic[i] = w[i].arithmetic_s;
+        reading[i] = w[i].bytes / w[i].raw;
+        bytes[i] = w[i].bytes;
+    }
+    printf("%u sequences, %" PRIu64 " bytes pinned of %" PRIu64 ", pins %s, cache %.2f GB\n", b->sequences,
+           b->pinned_bytes, b->all_bytes, b->pins ? b->pins : "spread",
+           (double)b->cache_bytes / 1e9);
+    printf("%-28s %8.3f GB\n", "read by a pass", k3_bench_median(bytes, b->pairs) / 1e9);
+    printf("%-28s %8.3f GB/s  depth %u, blocks of %u KiB\n", "raw device", k3_bench_median(raw, b->pairs) / 1e9,
+           b->rate.depth, b->rate.block_bytes >> 10);
+    printf("%-28s %8.3f s\n", "reading alone (bytes / raw)", k3_bench_median(reading, b->pairs));
+    printf("%-28s %8.3f s\n", "arithmetic", k3_bench_median(arithmetic, b->pairs));
+    printf("%-28s %8.3f s     %s of the larger\n", "a pass", k3_bench_median(pass, b->pairs),
+           k3_bench_spread(share, b->pairs, spread));
+    printf("median (least to greatest) of %u alternating windows of %u passes\n", b->pairs, b->tokens - 1);
+    if (!b->tsv)
+        return;
+    printf("window\traw_bytes_per_s\tbytes\tpass_s\twall_s\tarithmetic_s\n");
+    for (uint32_t i = 0; i < b->pairs; i++)
+        printf("%u\t%.0f\t%.0f\t%.6f\t%.6f\t%.6f\n", i + 1, w[i].raw, w[i].bytes, w[i].pass_s, w[i].wall_s,
+               w[i].arithmetic_s);
+}
+
+/* Until nobody reads: the ring is full. */
+static void wait_idle(const struct k3_decode *b)
+{
+    for (int quiet = 0, left = 5000; quiet < 5 && left > 0 && !k3_bench_stop; left--) {
+        quiet = k3_stats_value(&b->trunk, "in_flight") || k3_stats_value(&b->expert, "in_flight") ? 0 : quiet + 1;
+        k3_bench_nap(0.001);
+    }
+}
+
+static int windows(struct k3_decode *b, struct k3_decode_window *w, struct k3_err *err)
+{
+    struct k3_decode_window warm = { .raw = 1 };
+    int rc;
+
+    k3_bench_progress("warming up: the first passes load what is pinned");
+    rc = decode(b, 0, &warm, err);
+    for (uint32_t i = 0; i < b->pairs && rc == 0; i++) {
+        k3_bench_progress("window %u of %u", i + 1, b->pairs);
+        wait_idle(b);
+        rc = k3_bench_raw_run(b->raw, b->seconds, &w[i].raw, err);
+        if (rc == 0)
+            rc = decode(b, i + 1, &w[i], err);
+    }
+    return rc;
+}
+
+/* ---- opening and closing ---- */
+
+static int start(struct k3_decode *b, struct k3_err *err)
+{
+    char trunk_gb[32], cache_gb[32], ring[16], depth[16], block[16], layers[16], sequences[16], ctx[16], threads[16], rows[16];
+    const char *argv[64 + 24];
+    struct k3_bench_family *f = &b->family;
+    size_t n = 0;
+    int rc;
+
+    snprintf(trunk_gb, sizeof(trunk_gb), "%.9f", (double)b->trunk_bytes / 1e9);
+    snprintf(cache_gb, sizeof(cache_gb), "%.9f", (double)b->cache_bytes / 1e9);
+    snprintf(ring, sizeof(ring), "%u", b->ring_mb);
+    snprintf(depth, sizeof(depth), "%u", b->rate.depth);
+    snprintf(block, sizeof(block), "%u", b->rate.block_bytes);
+    snprintf(layers, sizeof(layers), "%u", b->model->cfg.n_layers);
+    snprintf(sequences, sizeof(sequences), "%u", b->sequences);
+    snprintf(ctx, sizeof(ctx), "%u", b->ctx);
+    snprintf(threads, sizeof(threads), "%u", b->threads);
+    snprintf(rows, sizeof(rows), "%u", b->sequences * PROMPT < 64 ? 64 : b->sequences * PROMPT);
+    argv[n++] = "--model", argv[n++] = b->model_dir, argv[n++] = "--layers", argv[n++] = layers;
+    argv[n++] = "--trunk-gb", argv[n++] = trunk_gb, argv[n++] = "--io-depth", argv[n++] = depth;
+    argv[n++] = "--io-block", argv[n++] = block, argv[n++] = "--shared-drive";
+    if (b->ring_mb)
+        argv[n++] = "--ring-mb", argv[n++] = ring;
+    if (b->pins)
+        argv[n++] = "--pins", argv[n++] = b->pins;
+    n = k3_bench_devices(argv, n, &b->trunk_devices);
+    argv[n] = NULL;
+    rc = k3_bench_family_start(f, "k3-trunkd", argv, err);
+    n = 0;
+    argv[n++] = "--model", argv[n++] = b->model_dir, argv[n++] = "--layers", argv[n++] = layers;
+    argv[n++] = "--cache-gb", argv[n++] = cache_gb, argv[n++] = "--io-depth", argv[n++] = depth;
+    argv[n++] = "--io-block", argv[n++] = block;
+    if (b->policy)
+        argv[n++] = "--policy", argv[n++] = b->policy;
+    n = k3_bench_devices(argv, n, &b->expert_devices);
+    argv[n] = NULL;
+    if (rc == 0)
+        rc = k3_bench_family_start(f, "k3-expertd", argv, err);
+    n = 0;
+    argv[n++] = "--model", argv[n++] = b->model_dir, argv[n++] = "--layers", argv[n++] = layers;
+    argv[n++] = "--sequences", argv[n++] = sequences, argv[n++] = "--ctx", argv[n++] = ctx;
+    argv[n++] = "--batch-rows", argv[n++] = rows;
+    if (b->threads)
+        argv[n++] = "--threads", argv[n++] = threads;
+    n = k3_bench_devices(argv, n, &b->trunk_devices);
+    argv[n] = NULL;
+    if (rc == 0)
+        rc = k3_bench_family_start(f, "k3-computed", argv, err);
+    for (uint32_t i = 0; i < f->n_members && rc == 0; i++)
+        rc = k3_bench_family_wait(f, f->member[i].name, 300, err);
+    if (rc == 0)
+        rc = k3_bench_family_stats(f, "k3-trunkd", &b->trunk, err);
+    if (rc == 0)
+        rc = k3_bench_family_stats(f, "k3-expertd", &b->expert, err);
+    if (rc == 0)
+        rc = k3_bench_family_stats(f, "k3-computed", &b->computed, err);
+    if (rc == 0)
+        rc = k3_client_open(&b->client, f->rundir, "computed.sock", err);
+    return rc;
+}
+
+int k3_decode_measure(struct k3_decode *b, struct k3_decode_window *w, struct k3_err *err)
+{
+    struct k3_bench_raw_opts raw;
+    int rc = k3_bench_model(b->model_dir, &b->trunk_devices, b->n_layers, &b->model, err);
+
+    b->seed = k3_now_ns();
+    b->ctx = PROMPT + b->tokens;
+    if (rc == 0)
+        rc = k3_bench_rate(b->trunk_devices.n ? b->trunk_devices.item[0] : b->model_dir, b->io_depth, b->io_block_bytes,
+                           &b->rate, err);
+    raw = (struct k3_bench_raw_opts){ b->rate.depth, b->rate.block_bytes };
+    if (rc == 0)
+        rc = k3_bench_raw_open(&b->raw, b->model, &raw, err);
+    if (rc == 0)
+        rc = k3_bench_family_open(&b->family, err);
+    if (rc == 0)
+        rc = start(b, err);
+    if (rc == 0)
+        rc = windows(b, w, err);
+    k3_bench_progress(NULL);
+    if (rc == 0) {
+        b->pinned_bytes = k3_stats_value(&b->trunk, "pinned_bytes");
+        b->all_bytes = b->model->trunk_bytes;
+    }
+    k3_client_close(b->client);
+    k3_stats_close(&b->trunk);
+    k3_stats_close(&b->expert);
+    k3_stats_close(&b->computed);
+    k3_bench_family_close(&b->family);
+    k3_bench_raw_close(b->raw);
+    k3_model_close(b->model);
+    b->model = NULL, b->raw = NULL, b->client = NULL;
+    b->trunk = b->expert = b->computed = (struct k3_stats){ .seg = K3_SEG_INIT };
+    return rc;
+}
+
+int k3_bench_decode(int argc, char **argv)
+{
+    struct k3_decode b = K3_DECODE_DEFAULT;
+    struct k3_decode_window w[K3_BENCH_PAIRS * 4] = { 0 };
+    struct k3_err err = K3_ERR_INIT;
+    int status, rc;
+    const struct k3_opt table[] = {
+        K3_DECODE_OPT_ROWS(&b),
+        { "trunk-gb", K3_OPT_GB, &b.trunk_bytes, "X", "memory for the trunk in 10^9 bytes (default 1)", 0, 0 },
+        { "cache-gb", K3_OPT_GB, &b.cache_bytes, "X", "memory for experts in 10^9 bytes (default 1)", 0, 0 },
+        { "pins", K3_OPT_STRING, &b.pins, "HOW", "spread (default) or prefix, to see what spreading is worth", 0, 0 },
+        { "seconds", K3_OPT_DOUBLE, &b.seconds, "S", "length of the raw part of a window (default 2)", 0.05, 600 },
+        { "pairs", K3_OPT_U32, &b.pairs, "N", "alternating windows (default 9; fewer are for trying)", 1,
+          K3_BENCH_PAIRS * 4 },
+        { "tsv", K3_OPT_FLAG, &b.tsv, NULL, "print every window, separated by tabs", 0, 0 },
+        { NULL, K3_OPT_FLAG, NULL, NULL, NULL, 0, 0 },
+    };
+
+    if (k3_opts_parse(table, "k3-bench", "decode: the time of a pass against max(bytes / raw rate, arithmetic)", argc, argv,
+                      NULL, &status))
+        return status;
+    if (!k3_bench_need_model("decode", b.model_dir))
+        return K3_EXIT_REFUSED;
+    if (b.pins && strcmp(b.pins, "spread") && strcmp(b.pins, "prefix")) {
+        fprintf(stderr, "k3-bench: --pins %s: must be spread or prefix\n", b.pins);
+        return K3_EXIT_REFUSED;
+    }
+    rc = k3_decode_measure(&b, w, &err);
+    if (rc < 0)
+        fprintf(stderr, "k3-bench: %s\n", err.text);
+    else
+        report(&b, w);
+    return k3_exit_status(rc, &err);
+}

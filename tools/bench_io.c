@@ -1,0 +1,370 @@
+/* k3-bench io: how much of the drive reaches the memory that computed reads from.
+ *
+ * Four measurements alternate: raw direct reads, k3-trunkd alone, k3-expertd alone, both.  The daemons are the real ones;
+ * here stands what k3-computed does with them, without the arithmetic: row blocks are asked for and given back, layers of
+ * missing experts are demanded and released.  The ring is emptied before each window, so that what had been read ahead does
+ * not count, and bytes are those that the daemons' own counters say were read. */
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/calibrate.h"
+#include "ipc/daemon.h"
+#include "shm/expert.h"
+#include "shm/trunk.h"
+#include "tools/bench.h"
+
+enum { RAW, TRUNK, EXPERT, BOTH, N_MODES };
+
+struct io_bench {
+    const char *model_dir;
+    struct k3_str_list trunk_devices, expert_devices;
+    uint64_t trunk_bytes, io_block_bytes;
+    uint32_t ring_mb, io_depth, n_layers, pairs;
+    double seconds;
+    bool tsv;
+
+    struct k3_bench_family family;
+    struct k3_model *model;
+    struct k3_trunk_reader *reader;
+    struct k3_expert_client *client;
+    struct k3_bench_raw *raw;
+    struct k3_stats trunk_stats, expert_stats;
+    struct k3_io_rate rate;
+    uint32_t piece;        /* the next of the pass */
+    uint32_t layer, expert; /* the next demands */
+    _Atomic bool run;      /* the consumers go on */
+    struct k3_err trunk_err, expert_err;
+};
+
+/* ---- the two consumers ---- */
+
+static void *consume_trunk(void *arg)
+{
+    struct io_bench *b = arg;
+    uint64_t block = k3_trunk_reader_block_bytes(b->reader);
+    int rc = 0;
+
+    while (rc == 0 && b->run) {
+        const struct k3_piece *p = &b->model->pieces[b->piece];
+        uint32_t row_bytes = p->len_bytes / p->n_rows, step = (uint32_t)(block / row_bytes);
+        const void *rows;
+
+        if (step == 0)
+            step = 1;
+        for (uint32_t row = 0; row < p->n_rows && rc == 0; row += step) {
+            uint32_t n = p->n_rows - row < step ? p->n_rows - row : step;
+
+            rc = k3_trunk_reader_rows(b->reader, b->piece, row, n, &rows, &b->trunk_err);
+            if (rc == 0)
+                k3_trunk_reader_done(b->reader);
+        }
+        if (rc == 0 && ++b->piece == b->model->n_pieces) {
+            b->piece = 0;
+            rc = k3_trunk_reader_next_pass(b->reader, &b->trunk_err);
+        }
+    }
+    return NULL;
+}
+
+static void *consume_experts(void *arg)
+{
+    struct io_bench *b = arg;
+    const struct k3_config *c = &b->model->cfg;
+    int rc = 0;
+
+    while (rc == 0 && b->run) {
+        uint16_t want[256];
+        uint32_t n = c->top_k < 256 ? c->top_k : 256;
+        struct k3_expert_view v;
+
+        if (b->expert + n > c->n_experts) { /* a stretch of ascending ids; round the layers, so that none comes again soon */
+            b->expert = 0;
+            b->layer = b->layer + 1 < c->n_layers ? b->layer + 1 : c->first_dense;
+        }
+        for (uint32_t i = 0; i < n; i++)
+            want[i] = (uint16_t)(b->expert + i);
+        b->expert += n;
+        rc = k3_expert_client_begin(b->client, b->layer, want, n, &b->expert_err);
+        for (uint32_t i = 0; i < n && rc == 0; i++) {
+            if (b->reader)
+                k3_trunk_reader_set_blocked(b->reader, true);
+            rc = k3_expert_client_next(b->client, &v, &b->expert_err);
+            if (b->reader)
+                k3_trunk_reader_set_blocked(b->reader, false);
+            if (rc == 0)
+                k3_expert_client_release(b->client, &v);
+        }
+    }
+    return NULL;
+}
+
+/* ---- one window ---- */
+
+static uint64_t read_bytes(const struct k3_stats *s)
+{
+    return k3_stats_value(s, "read_bytes");
+}
+
+/* Reads of both daemons have ended: the ring is full, no expert is wanted. */
+static void wait_idle(const struct io_bench *b)
+{
+    for (int quiet = 0, left = 5000; quiet < 5 && left > 0 && !k3_bench_stop; left--) {
+        quiet = k3_stats_value(&b->trunk_stats, "in_flight") || k3_stats_value(&b->expert_stats, "in_flight") ? 0 : quiet + 1;
+        k3_bench_nap(0.001);
+    }
+}
+
+static int window(struct io_bench *b, int mode, double *bytes_per_s, struct k3_err *err)
+{
+    uint64_t ring_bytes = k3_stats_value(&b->trunk_stats, "ring_bytes"), t0, t1, n0, n1, p0;
+    pthread_t trunk, expert;
+    bool has_trunk = mode == TRUNK || mode == BOTH, has_expert = mode == EXPERT || mode == BOTH;
+    int rc = 0;
+
+    if (mode == RAW)
+        return k3_bench_raw_run(b->raw, b->seconds, bytes_per_s, err);
+    b->run = true;
+    p0 = k3_stats_value(&b->trunk_stats, "ring_produced_bytes");
+    if (has_trunk && pthread_create(&trunk, NULL, consume_trunk, b) != 0)
+        return k3_fail(err, -EAGAIN, "no thread");
+    if (has_expert && pthread_create(&expert, NULL, consume_experts, b) != 0)
+        k3_bug("no thread");
+    k3_bench_nap(0.1);
+    if (has_trunk) /* until the stream is past all that had been read ahead */
+        for (int left = 20000; left > 0 && !k3_bench_stop && b->trunk_err.code == 0 &&
+                               k3_stats_value(&b->trunk_stats, "ring_produced_bytes") - p0 < 2 * ring_bytes;
+             left--)
+            k3_bench_nap(0.001);
+    t0 = k3_now_ns();
+    n0 = (has_trunk ? read_bytes(&b->trunk_stats) : 0) + (has_expert ? read_bytes(&b->expert_stats) : 0);
+    k3_bench_nap(b->seconds);
+    n1 = (has_trunk ? read_bytes(&b->trunk_stats) : 0) + (has_expert ? read_bytes(&b->expert_stats) : 0);
+    t1 = k3_now_ns();
+    b->run = false;
+    if (has_trunk)
+        pthread_join(trunk, NULL);
+    if (has_expert)
+        pthread_join(expert, NULL);
+    for (int i = 0; i < 2 && rc == 0; i++) {
+        const struct k3_err *e = i ? &b->expert_err : &b->trunk_err;
+
+        if (e->code < 0) {
+            rc = e->code;
+            *err = *e;
+        }
+    }
+    *bytes_per_s = (double)(n1 - n0) / ((double)(t1 - t0) / 1e9);
+    wait_idle(b);
+    if (rc == 0 && k3_bench_stop)
+        rc = k3_fail(err, -ECANCELED, "stopped");
+    return rc;
+}
+
+/* ---- the report ---- */
+
+struct result {
+    double rate[N_MODES][K3_BENCH_PAIRS * 4];
+    uint64_t room_ns, at_depth_ns; /* of the windows of trunkd alone */
+};
+
+static void report(const struct io_bench *b, const struct result *r)
+{
+    double trunk[64], expert[64], both[64];
+    char spread[64];
+    uint64_t of, huge = k3_bench_raw_huge_bytes(b->raw, &of);
+
+    for (uint32_t i = 0; i < b->pairs; i++) {
+        double better = r->rate[TRUNK][i] > r->rate[EXPERT][i] ? r->rate[TRUNK][i] : r->rate[EXPERT][i];
+
+        trunk[i] = r->rate[TRUNK][i] / r->rate[RAW][i];
+        expert[i] = r->rate[EXPERT][i] / r->rate[RAW][i];
+        both[i] = r->rate[BOTH][i] / better;
+    }
+    printf("%-22s %8.2f GB/s  depth %u, blocks of %u KiB, %" PRIu64 " of %" PRIu64 " MiB contiguous\n", "raw device",
+           k3_bench_median(r->rate[RAW], b->pairs) / 1e9, b->rate.depth, b->rate.block_bytes >> 10, huge >> 20, of >> 20);
+    printf("%-22s %8.2f GB/s  %s of raw\n", "k3-trunkd alone", k3_bench_median(r->rate[TRUNK], b->pairs) / 1e9,
+           k3_bench_spread(trunk, b->pairs, spread));
+    printf("%-22s %8.2f GB/s  %s of raw\n", "k3-expertd alone", k3_bench_median(r->rate[EXPERT], b->pairs) / 1e9,
+           k3_bench_spread(expert, b->pairs, spread));
+    printf("%-22s %8.2f GB/s  %s of the better alone\n", "both together", k3_bench_median(r->rate[BOTH], b->pairs) / 1e9,
+           k3_bench_spread(both, b->pairs, spread));
+    if (r->room_ns)
+        printf("%-22s %8.1f %%     of the time that the ring had room (k3-trunkd alone)\n", "full depth in flight",
+               100.0 * (double)r->at_depth_ns / (double)r->room_ns);
+    printf("median (least to greatest) of %u alternating rounds of %.1f s each\n", b->pairs, b->seconds);
+    if (!b->tsv)
+        return;
+    printf("round\traw\ttrunkd\texpertd\tboth\n");
+    for (uint32_t i = 0; i < b->pairs; i++)
+        printf("%u\t%.0f\t%.0f\t%.0f\t%.0f\n", i + 1, r->rate[RAW][i], r->rate[TRUNK][i], r->rate[EXPERT][i],
+               r->rate[BOTH][i]);
+}
+
+static int measure(struct io_bench *b, struct k3_err *err)
+{
+    static const char *const names[N_MODES] = { "raw device", "k3-trunkd", "k3-expertd", "both" };
+    struct result *r = calloc(1, sizeof(*r));
+    int rc = 0;
+
+    if (!r)
+        return k3_fail(err, -ENOMEM, "no memory");
+    for (int i = -1; i < (int)b->pairs && rc == 0; i++) /* the round -1 warms up */
+        for (int mode = 0; mode < N_MODES && rc == 0; mode++) {
+            uint64_t room = k3_stats_value(&b->trunk_stats, "room_ns"),
+                     full = k3_stats_value(&b->trunk_stats, "room_at_depth_ns");
+            double rate = 0;
+
+            k3_bench_progress("round %d of %u: %s", i + 1, b->pairs, names[mode]);
+            rc = window(b, mode, &rate, err);
+            if (rc < 0 || i < 0)
+                continue;
+            r->rate[mode][i] = rate;
+            if (mode == TRUNK) {
+                r->room_ns += k3_stats_value(&b->trunk_stats, "room_ns") - room;
+                r->at_depth_ns += k3_stats_value(&b->trunk_stats, "room_at_depth_ns") - full;
+            }
+        }
+    k3_bench_progress(NULL);
+    if (rc == 0)
+        report(b, r);
+    free(r);
+    return rc;
+}
+
+/* ---- opening and closing ---- */
+
+static int start_daemons(struct io_bench *b, struct k3_err *err)
+{
+    const struct k3_config *c = &b->model->cfg;
+    char trunk_gb[32], ring[16], depth[16], block[16], layers[16], cache_gb[32];
+    const char *argv[64 + 24];
+    size_t n = 0;
+    int rc;
+
+    snprintf(trunk_gb, sizeof(trunk_gb), "%.9f", (double)b->trunk_bytes / 1e9);
+    snprintf(ring, sizeof(ring), "%u", b->ring_mb);
+    snprintf(depth, sizeof(depth), "%u", b->rate.depth);
+    snprintf(block, sizeof(block), "%u", b->rate.block_bytes);
+    snprintf(layers, sizeof(layers), "%u", c->n_layers);
+    /* Two layers' demands: what comes again later has gone by then. */
+    snprintf(cache_gb, sizeof(cache_gb), "%.9f", (double)(2 * c->top_k * b->model->expert_slot_bytes) / 1e9);
+    argv[n++] = "--model", argv[n++] = b->model_dir;
+    argv[n++] = "--trunk-gb", argv[n++] = trunk_gb;
+    argv[n++] = "--ring-mb", argv[n++] = ring;
+    argv[n++] = "--io-depth", argv[n++] = depth;
+    argv[n++] = "--io-block", argv[n++] = block;
+    argv[n++] = "--layers", argv[n++] = layers;
+    argv[n++] = "--shared-drive";
+    n = k3_bench_devices(argv, n, &b->trunk_devices);
+    argv[n] = NULL;
+    rc = k3_bench_family_start(&b->family, "k3-trunkd", argv, err);
+    n = 0;
+    argv[n++] = "--model", argv[n++] = b->model_dir;
+    argv[n++] = "--cache-gb", argv[n++] = cache_gb;
+    argv[n++] = "--io-depth", argv[n++] = depth;
+    argv[n++] = "--io-block", argv[n++] = block;
+    argv[n++] = "--layers", argv[n++] = layers;
+    n = k3_bench_devices(argv, n, &b->expert_devices);
+    argv[n] = NULL;
+    if (rc == 0)
+        rc = k3_bench_family_start(&b->family, "k3-expertd", argv, err);
+    if (rc == 0)
+        rc = k3_bench_family_wait(&b->family, "k3-trunkd", 120, err);
+    if (rc == 0)
+        rc = k3_bench_family_wait(&b->family, "k3-expertd", 120, err);
+    return rc;
+}
+
+static int attach(struct io_bench *b, struct k3_err *err)
+{
+    struct k3_bench_family *f = &b->family;
+    int rc = k3_bench_family_stats(f, "k3-trunkd", &b->trunk_stats, err);
+
+    if (rc == 0)
+        rc = k3_bench_family_stats(f, "k3-expertd", &b->expert_stats, err);
+    if (rc == 0)
+        rc = k3_trunk_reader_open(&b->reader, f->instance, f->rundir, b->model, 1, 10000000000ull, err);
+    if (rc == 0)
+        rc = k3_trunk_reader_seek_pass(b->reader, err);
+    if (rc == 0)
+        rc = k3_expert_client_open(&b->client, f->instance, f->rundir, b->model, 1, 10000000000ull, err);
+    if (rc == 0 && k3_trunk_reader_layout(b->reader)->pass_bytes < 2 * k3_stats_value(&b->trunk_stats, "ring_bytes"))
+        rc = k3_refuse(err, -EINVAL, "with --trunk-gb %.3g nothing much of this trunk streams (%.3f GB): too small to measure; "
+                       "k3-mkmodel --released makes a model of the real widths", (double)b->trunk_bytes / 1e9,
+                       (double)k3_trunk_reader_layout(b->reader)->pass_bytes / 1e9);
+    return rc;
+}
+
+static int run(struct io_bench *b, struct k3_err *err)
+{
+    int rc = k3_bench_model(b->model_dir, &b->trunk_devices, b->n_layers, &b->model, err);
+    const struct k3_config *c = b->model ? &b->model->cfg : NULL;
+
+    if (rc == 0 && c->n_layers <= c->first_dense)
+        rc = k3_refuse(err, -EINVAL, "this part of the model has no experts; give more --layers");
+    if (rc == 0 && (uint64_t)(c->n_layers - c->first_dense) * (c->n_experts / c->top_k) < 4)
+        rc = k3_refuse(err, -EINVAL, "%u experts in each layer are too few: the cache would hold them all", c->n_experts);
+    if (rc == 0)
+        rc = k3_bench_rate(b->trunk_devices.n ? b->trunk_devices.item[0] : b->model_dir, b->io_depth, b->io_block_bytes,
+                           &b->rate, err);
+    if (rc == 0) {
+        struct k3_bench_raw_opts o = { b->rate.depth, b->rate.block_bytes };
+
+        b->layer = c->first_dense;
+        rc = k3_bench_raw_open(&b->raw, b->model, &o, err);
+    }
+    if (rc == 0)
+        rc = k3_bench_family_open(&b->family, err);
+    if (rc == 0)
+        rc = start_daemons(b, err);
+    if (rc == 0)
+        rc = attach(b, err);
+    if (rc == 0)
+        rc = measure(b, err);
+    k3_bench_progress(NULL);
+    k3_expert_client_close(b->client);
+    k3_trunk_reader_close(b->reader);
+    k3_stats_close(&b->trunk_stats);
+    k3_stats_close(&b->expert_stats);
+    k3_bench_family_close(&b->family);
+    k3_bench_raw_close(b->raw);
+    k3_model_close(b->model);
+    return rc;
+}
+
+int k3_bench_io(int argc, char **argv)
+{
+    struct io_bench b = { .trunk_bytes = 1000000000u, .ring_mb = 256, .pairs = K3_BENCH_PAIRS, .seconds = 2,
+                          .trunk_err = K3_ERR_INIT, .expert_err = K3_ERR_INIT };
+    struct k3_err err = K3_ERR_INIT;
+    int status, rc;
+    const struct k3_opt table[] = {
+        { "model", K3_OPT_STRING, &b.model_dir, "DIR", "the checkpoint: config.json and *.safetensors", 0, 0 },
+        { "trunk-device", K3_OPT_LIST, &b.trunk_devices, "DIR", "where the trunk's shards are looked for first", 0, 0 },
+        { "expert-device", K3_OPT_LIST, &b.expert_devices, "DIR", "a directory with shards of experts", 0, 0 },
+        { "layers", K3_OPT_U32, &b.n_layers, "N", "only the first N layers", 1, K3_MAX_LAYERS },
+        { "trunk-gb", K3_OPT_GB, &b.trunk_bytes, "X", "memory for the trunk in 10^9 bytes (default 1)", 0, 0 },
+        { "ring-mb", K3_OPT_U32, &b.ring_mb, "N", "ring in MiB (default 256)", 2, 1 << 20 },
+        { "io-depth", K3_OPT_U32, &b.io_depth, "N", "reads in flight (default: as measured for the drive)", 1, 256 },
+        { "io-block", K3_OPT_SIZE, &b.io_block_bytes, "SIZE", "bytes of one read (default: as measured)", 0, 0 },
+        { "seconds", K3_OPT_DOUBLE, &b.seconds, "S", "length of one window (default 2)", 0.05, 600 },
+        { "pairs", K3_OPT_U32, &b.pairs, "N", "alternating rounds (default 9; fewer are for trying)", 1,
+          K3_BENCH_PAIRS * 4 },
+        { "tsv", K3_OPT_FLAG, &b.tsv, NULL, "print every round, bytes per second, separated by tabs", 0, 0 },
+        { NULL, K3_OPT_FLAG, NULL, NULL, NULL, 0, 0 },
+    };
+
+    if (k3_opts_parse(table, "k3-bench", "io: raw device, k3-trunkd alone, k3-expertd alone, both together", argc, argv, NULL,
+                      &status))
+        return status;
+    if (!k3_bench_need_model("io", b.model_dir))
+        return K3_EXIT_REFUSED;
+    rc = run(&b, &err);
+    if (rc < 0)
+        fprintf(stderr, "k3-bench: %s\n", err.text);
+    return k3_exit_status(rc, &err);
+}
