@@ -32,6 +32,7 @@ struct k3_computed {
     struct k3_team *team;
     struct k3_pass *pass;
     struct k3_shm_source *source;
+    struct k3_tracer *tracer;
     struct k3_engine *engine;
     struct k3_server *server;
     struct k3_meter meter;
@@ -54,6 +55,9 @@ void k3_computed_answer(void *arg, const char *cmd, const cJSON *request, cJSON 
 /* The fields of a submit, types and ranges checked; the arrays are the caller's, to be freed.  serve.c */
 int k3_computed_submit_parse(const cJSON *request, struct k3_submit *out, struct k3_err *err);
 void k3_computed_submit_free(struct k3_submit *s);
+/* Control requests of its own: trace {action:"start", file:"absolute", lookahead:bool?} and {action:"stop", file?}.
+ * serve.c */
+int k3_computed_ctl(void *arg, const char *cmd, const cJSON *request, cJSON *reply, struct k3_err *err);
 /* Fields of `info`.  open.c */
 void k3_computed_info(void *arg, cJSON *reply);
 /* The model's digest as 64 hex digits and a NUL. */

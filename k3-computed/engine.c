@@ -36,6 +36,7 @@ struct k3_engine {
 
     struct k3_sampler *sampler; /* from here on: the engine's thread alone, no lock */
     struct k3_row *rows;
+    struct k3_tracer_row *row_names; /* of the rows, for the trace */
     float *logits;
     struct outcome *outcome; /* one per slot */
 };
@@ -57,7 +58,7 @@ uint64_t k3_engine_bytes(const struct k3_config *c, uint32_t ctx, uint32_t n_seq
 {
     return n_sequences * (k3_state_bytes(c, ctx) + sizeof(struct k3_seq) + sizeof(struct outcome)) +
            (uint64_t)max_logits(n_sequences, batch_rows) * c->vocab * sizeof(float) + k3_sampler_bytes(c->vocab) +
-           batch_rows * sizeof(struct k3_row);
+           batch_rows * (sizeof(struct k3_row) + sizeof(struct k3_tracer_row));
 }
 
 int k3_engine_open(struct k3_engine **out, const struct k3_engine_opts *opts, struct k3_err *err)
@@ -85,9 +86,10 @@ int k3_engine_open(struct k3_engine **out, const struct k3_engine_opts *opts, st
         goto fail;
     n_logits = (size_t)max_logits(opts->n_sequences, opts->batch_rows) * opts->m->cfg.vocab;
     e->rows = calloc(opts->batch_rows, sizeof(*e->rows));
+    e->row_names = calloc(opts->batch_rows, sizeof(*e->row_names));
     e->logits = malloc(n_logits * sizeof(*e->logits));
     e->outcome = calloc(opts->n_sequences, sizeof(*e->outcome));
-    if (!e->rows || !e->logits || !e->outcome) {
+    if (!e->rows || !e->row_names || !e->logits || !e->outcome) {
         rc = k3_fail(err, -ENOMEM, "no memory for %zu logits", n_logits);
         goto fail;
     }
@@ -107,6 +109,7 @@ void k3_engine_close(struct k3_engine *e)
     k3_seqs_close(&e->slots);
     k3_sampler_free(e->sampler);
     free(e->rows);
+    free(e->row_names);
     free(e->logits);
     free(e->outcome);
     pthread_cond_destroy(&e->changed);
@@ -237,6 +240,7 @@ static void pass_rows(struct k3_engine *e)
         for (uint32_t k = 0; k < s->n_rows; k++) {
             uint32_t position = s->n_done + k;
 
+            e->row_names[n] = (struct k3_tracer_row){ (uint32_t)s->admitted, position };
             e->rows[n++] = (struct k3_row){ .state = s->state, .token = r->ids[position], .position = position,
                                             .want_logits = is_logits_row(r, position) || is_last_row(r, position) };
         }
@@ -268,6 +272,26 @@ static int on_layer(void *arg, uint32_t layer, uint32_t n_layers)
     if (e->o.tick)
         e->o.tick(e->o.arg);
     return atomic_load(e->o.abort) ? -ECANCELED : 0;
+}
+
+/* ---- the trace; hooks of a pass that is recorded ---- */
+
+static void on_route(void *arg, uint32_t layer, uint32_t row, const uint16_t *ids, const float *weights, uint32_t n)
+{
+    struct k3_engine *e = arg;
+
+    (void)weights;
+    (void)n;
+    k3_tracer_route(e->o.tracer, layer, row, ids);
+}
+
+static void on_look(void *arg, uint32_t layer, const uint16_t *ids, uint32_t n_rows, uint32_t k)
+{
+    struct k3_engine *e = arg;
+
+    (void)n_rows;
+    (void)k;
+    k3_tracer_look(e->o.tracer, layer, ids);
 }
 
 /* Draws the tokens of a finished pass.  Reads nothing of a request that other threads change. */
@@ -395,6 +419,7 @@ int k3_engine_step(struct k3_engine *e)
 {
     struct k3_pass_hooks hooks = { .arg = e, .progress = on_layer };
     struct k3_err err = K3_ERR_INIT;
+    bool traced;
     uint64_t now;
     int rc;
 
@@ -427,7 +452,14 @@ int k3_engine_step(struct k3_engine *e)
             k3_state_reset(e->slots.slot[i].state); /* half a gigabyte: without the lock */
             e->slots.slot[i].dirty = false;
         }
+    traced = e->o.tracer && k3_tracer_begin(e->o.tracer, e->n_passes, e->row_names, e->n_rows, &hooks.look_k);
+    if (traced) {
+        hooks.route = on_route;
+        hooks.look = on_look;
+    }
     rc = k3_pass_run(e->o.pass, e->o.source, e->rows, e->n_rows, e->logits, &hooks, &err);
+    if (traced)
+        k3_tracer_end(e->o.tracer, rc == 0 ? K3_TRACE_DONE : K3_TRACE_FAILED);
     if (rc == 0)
         draw(e);
 

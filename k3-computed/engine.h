@@ -28,6 +28,7 @@
 
 #include "k3-computed/pass.h"
 #include "k3-computed/sampling.h"
+#include "k3-computed/trace.h"
 #include "shm/stats.h"
 
 #define K3_ID_LEN 32                           /* hex digits */
@@ -160,6 +161,7 @@ struct k3_engine_opts {
     const struct k3_meter *meter;
     _Atomic bool *abort;              /* the stop flag of the source: ends the waits of the pass that runs */
     _Atomic bool *stop;               /* ends the engine; set it before *abort.  Any thread, at any time */
+    struct k3_tracer *tracer;         /* borrowed; may be NULL */
     uint32_t ctx, n_sequences, batch_rows, generation;
     uint64_t (*now_ns)(void *arg);    /* NULL: k3_now_ns */
     void (*tick)(void *arg);          /* after every layer and K3_TICK_NS when idle, on the engine's thread; may be NULL */

@@ -146,7 +146,7 @@ static int open_engine(struct k3_computed *c, struct k3_err *err)
 {
     struct k3_engine_opts o = {
         .m = c->model, .pass = c->pass, .source = k3_shm_source_get(c->source), .stats = k3_daemon_stats(c->daemon),
-        .meter = &c->meter, .abort = &c->abort, .stop = &c->stop, .ctx = c->opt.ctx,
+        .tracer = c->tracer, .meter = &c->meter, .abort = &c->abort, .stop = &c->stop, .ctx = c->opt.ctx,
         .n_sequences = c->opt.sequences, .batch_rows = c->opt.batch_rows,
         .generation = k3_daemon_generation(c->daemon), .tick = k3_computed_tick, .arg = c,
     };
@@ -168,8 +168,8 @@ int k3_computed_open(struct k3_computed *c, struct k3_err *err)
     if (rc == 0)
         rc = check_memory(c, err);
     if (rc == 0)
-        rc = k3_daemon_open(&c->daemon, "k3-computed", &c->opt.daemon, k3_computed_stat_defs, K3_N_CS, NULL,
-                            k3_computed_info, c, err);
+        rc = k3_daemon_open(&c->daemon, "k3-computed", &c->opt.daemon, k3_computed_stat_defs, K3_N_CS,
+                            k3_computed_ctl, k3_computed_info, c, err);
     if (rc < 0)
         return rc;
     k3_daemon_on_stop(c->daemon, on_stop, c);
@@ -178,6 +178,8 @@ int k3_computed_open(struct k3_computed *c, struct k3_err *err)
         rc = k3_pass_new(&c->pass, c->model, c->kernels, c->team, c->opt.batch_rows, err);
     if (rc == 0)
         rc = open_source(c, err);
+    if (rc == 0)
+        rc = k3_tracer_new(&c->tracer, c->model, c->opt.batch_rows, &c->stop, err);
     if (rc == 0)
         rc = open_engine(c, err); /* takes all memory, before the wait for others */
     if (rc == 0)
@@ -190,6 +192,7 @@ void k3_computed_close(struct k3_computed *c)
     k3_server_close(c->server);
     k3_daemon_ctl_end(c->daemon);
     k3_engine_close(c->engine);
+    k3_tracer_free(c->tracer);
     k3_shm_source_close(c->source);
     k3_pass_free(c->pass);
     k3_team_free(c->team);
@@ -238,6 +241,7 @@ void k3_computed_info(void *arg, cJSON *reply)
     cJSON_AddNumberToObject(reply, "buffer_bytes", (double)k3_pass_bytes(cfg, c->opt.batch_rows));
     cJSON_AddNumberToObject(reply, "thread_bytes", (double)k3_pass_thread_bytes(cfg, c->opt.ctx));
     cJSON_AddNumberToObject(reply, "expert_slots", k3_shm_source_slots(c->source));
+    k3_tracer_info(c->tracer, cJSON_AddObjectToObject(reply, "trace"));
     cJSON_AddNumberToObject(layout, "align_bytes", l->align_bytes);
     cJSON_AddNumberToObject(layout, "pass_bytes", (double)l->pass_bytes);
     cJSON_AddNumberToObject(layout, "ring_bytes", (double)l->ring_bytes);

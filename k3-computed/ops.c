@@ -102,11 +102,10 @@ static float choice_of(const float *s, const float *bias, size_t e)
     return c != c ? -INFINITY : c;
 }
 
-void k3_route(const struct k3_kernels *k, uint16_t *ids, float *weights, const float *logits,
-              const float *bias, size_t n, size_t top_k, int renormalize, float scale,
-              float *scratch)
+void k3_choose(const struct k3_kernels *k, uint16_t *ids, const float *logits, const float *bias, size_t n,
+               size_t top_k, float *scratch)
 {
-    float *s = scratch, sum = 0, divisor;
+    float *s = scratch;
     size_t n_chosen = 0;
     k->sigmoid(s, logits, n);
     /* ids: the best so far by descending choice.  Only a strictly greater choice moves ahead, and e
@@ -123,6 +122,15 @@ void k3_route(const struct k3_kernels *k, uint16_t *ids, float *weights, const f
         memmove(ids + at + 1, ids + at, (n_chosen - 1 - at) * sizeof *ids);
         ids[at] = (uint16_t)e;
     }
+}
+
+void k3_route(const struct k3_kernels *k, uint16_t *ids, float *weights, const float *logits,
+              const float *bias, size_t n, size_t top_k, int renormalize, float scale,
+              float *scratch)
+{
+    float *s = scratch, sum = 0, divisor;
+    size_t n_chosen = top_k;
+    k3_choose(k, ids, logits, bias, n, top_k, scratch);
     for (size_t i = 1; i < n_chosen; i++) { /* ascending ids from here on */
         uint16_t id = ids[i];
         size_t at = i;

@@ -40,6 +40,9 @@ void k3_attnres(const struct k3_kernels *k, float *y, const float *const *x, siz
 void k3_route(const struct k3_kernels *k, uint16_t *ids, float *weights, const float *logits,
               const float *bias, size_t n, size_t top_k, int renormalize, float scale,
               float *scratch);
+/* The first half of it: the top_k ids by choice, best first. */
+void k3_choose(const struct k3_kernels *k, uint16_t *ids, const float *logits, const float *bias, size_t n,
+               size_t top_k, float *scratch);
 /* Rule (e), one query head over positions 0..n-1: kv rows of width (lat + rope) floats, ld floats
  * apart; q likewise (absorbed part, then the shared part).  score_s = dot(q, kv_s) * scale over
  * lat + rope; m = max; p_s = k3_exp(score_s - m); per block of 64 absolute positions from +0:

@@ -335,6 +335,8 @@ static int run_all(struct k3_pass *p, float *logits)
             return rc;
         if (hooks && hooks->layer_out)
             hooks->layer_out(hooks->arg, l, p->prefix, p->n_rows);
+        if (hooks && hooks->look && hooks->look_k && l + 1 < c->n_layers && !k3_layer_is_dense(c, l + 1))
+            k3_pass_look(p, l + 1);
     }
     if ((rc = finish(p, logits)) < 0)
         return rc;

@@ -34,6 +34,11 @@ struct k3_pass_hooks {
     void (*layer_out)(void *arg, uint32_t layer, const float *h, uint32_t n_rows);
     /* Routes of one row in one layer: ids ascending. */
     void (*route)(void *arg, uint32_t layer, uint32_t row, const uint16_t *ids, const float *weights, uint32_t n);
+    /* Before layer `layer` begins: the look_k experts that its gate picks for each row on the residual stream so far, best
+     * first, ids[row * look_k + i].  Only where the gate is at hand (source.h, pinned); changes nothing in the result.
+     * look_k 0: never; at most n_experts and 4 * latent. */
+    void (*look)(void *arg, uint32_t layer, const uint16_t *ids, uint32_t n_rows, uint32_t k);
+    uint32_t look_k;
     /* Called at every layer begin; non-zero aborts the pass with that code (-ECANCELED). */
     int (*progress)(void *arg, uint32_t layer, uint32_t n_layers);
 };

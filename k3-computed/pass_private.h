@@ -110,6 +110,9 @@ typedef void k3_pass_block_fn(void *arg, const struct k3_matrix *mat, const void
                               uint32_t n_rows);
 int k3_pass_blocks(struct k3_pass *p, uint32_t layer, enum k3_role role, uint32_t unit,
                    k3_pass_block_fn *fn, void *arg);
+/* y[r] for the rows [row, row + n_rows) of a matrix at w, all rows of the pass; outside of the stream. */
+void k3_pass_mul_block(struct k3_pass *p, const struct k3_matrix *mat, const void *w, uint32_t row, uint32_t n_rows,
+                       float *y, size_t ldy, const float *x, size_t ldx);
 /* How many rows of a matrix of n_out one task should take. */
 uint32_t k3_pass_tile(const struct k3_pass *p, uint32_t n_out);
 
@@ -129,6 +132,9 @@ int k3_pass_kda(struct k3_pass *p, uint32_t layer, float *out);
 int k3_pass_mla(struct k3_pass *p, uint32_t layer, float *out);
 int k3_pass_dense(struct k3_pass *p, uint32_t layer);
 int k3_pass_moe(struct k3_pass *p, uint32_t layer);
+/* pass_look.c: between two layers; calls hooks->look unless the gate of layer `next` is not at hand. */
+#define K3_LOOK_PIECES 16u /* of a gate; with more there is no look-ahead */
+void k3_pass_look(struct k3_pass *p, uint32_t next);
 
 /* Floats of p->u that one row needs; floats of scratch that one worker needs. */
 uint64_t k3_pass_kda_floats(const struct k3_config *c);

@@ -112,6 +112,14 @@ static void mul_block(void *arg, const struct k3_matrix *mat, const void *w, uin
                 mul_tile, j);
 }
 
+void k3_pass_mul_block(struct k3_pass *p, const struct k3_matrix *mat, const void *w, uint32_t row, uint32_t n_rows,
+                       float *y, size_t ldy, const float *x, size_t ldx)
+{
+    struct mul_job j = { .p = p, .y = y, .x = x, .ldy = ldy, .ldx = ldx, .n_rows = p->n_rows };
+
+    mul_block(&j, mat, w, row, n_rows);
+}
+
 int k3_pass_mul(struct k3_pass *p, uint32_t layer, enum k3_role role, float *y, size_t ldy,
                 const float *x, size_t ldx, uint32_t n_rows, float *gate)
 {

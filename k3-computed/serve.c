@@ -211,6 +211,63 @@ void k3_computed_answer(void *arg, const char *cmd, const cJSON *request, cJSON 
         k3_reply_error(reply, &err);
 }
 
+/* MoE layers whose gate is pinned, and how many there are; the first has no layer before it that could look ahead when it
+ * is layer 0. */
+static void count_gates(const struct k3_computed *c, uint32_t *n_pinned, uint32_t *n)
+{
+    const struct k3_model *m = c->model;
+    const struct k3_layout *l = k3_shm_source_layout(c->source);
+
+    *n_pinned = *n = 0;
+    for (uint32_t layer = m->cfg.first_dense ? m->cfg.first_dense : 1; layer < m->cfg.n_layers; layer++) {
+        int64_t index = k3_model_matrix(m, (int)layer, K3_W_ROUTER);
+        bool pinned = index >= 0;
+
+        for (uint32_t i = 0; pinned && i < m->matrices[index].n_pieces; i++)
+            pinned = l->pinned[m->matrices[index].first_piece + i];
+        *n += 1;
+        *n_pinned += pinned;
+    }
+}
+
+static int trace(struct k3_computed *c, const cJSON *request, cJSON *reply, struct k3_err *err)
+{
+    const char *action = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(request, "action"));
+    const cJSON *field = cJSON_GetObjectItemCaseSensitive(request, "file");
+    const char *file = cJSON_GetStringValue(field);
+    const cJSON *look = cJSON_GetObjectItemCaseSensitive(request, "lookahead");
+    uint32_t n_pinned, n_gates;
+    int rc;
+
+    if (!action || (strcmp(action, "start") && strcmp(action, "stop")))
+        return k3_refuse(err, -EINVAL, "trace %.40s: there are start and stop", action ? action : "(no action)");
+    if ((field && !file) || (look && !cJSON_IsBool(look)))
+        return k3_refuse(err, -EINVAL, "trace: file must be a string, lookahead true or false");
+    if (strcmp(action, "stop") == 0)
+        return k3_tracer_stop(c->tracer, file, reply, err);
+    if (!file)
+        return k3_refuse(err, -EINVAL, "trace start: file is missing");
+    if (cJSON_IsTrue(look)) {
+        count_gates(c, &n_pinned, &n_gates);
+        if (n_pinned == 0)
+            return k3_refuse(err, -ENODATA, "look-ahead needs the router gate of a layer before its turn, and of %u gates none is "
+                             "pinned: give k3-trunkd more --trunk-gb (gates are pinned first)", n_gates);
+        cJSON_AddNumberToObject(reply, "gates", n_gates);
+        cJSON_AddNumberToObject(reply, "gates_pinned", n_pinned);
+    }
+    rc = k3_tracer_start(c->tracer, file, cJSON_IsTrue(look), err);
+    if (rc == 0)
+        k3_log(K3_LOG_INFO, "trace_started", "file=\"%s\"", file);
+    return rc;
+}
+
+int k3_computed_ctl(void *arg, const char *cmd, const cJSON *request, cJSON *reply, struct k3_err *err)
+{
+    if (strcmp(cmd, "trace") == 0)
+        return trace(arg, request, reply, err);
+    return k3_refuse(err, -ENOSYS, "k3-computed knows no command \"%.40s\"", cmd);
+}
+
 /* ---- the loop ---------------------------------------------------------------------------------------------------------- */
 
 void k3_computed_notice(void *arg, const char *event, const char *text)

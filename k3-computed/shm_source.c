@@ -109,6 +109,13 @@ static void source_experts_abandon(void *self)
     k3_expert_client_abandon(s->client);
 }
 
+static const void *source_pinned(void *self, uint32_t piece)
+{
+    struct k3_shm_source *s = self;
+
+    return k3_trunk_reader_pinned(s->reader, piece);
+}
+
 static int source_embed(void *self, uint32_t token, float *out, struct k3_err *err)
 {
     struct k3_shm_source *s = self;
@@ -128,6 +135,7 @@ int k3_shm_source_open(struct k3_shm_source **out, const struct k3_shm_source_op
         .self = s, .m = opts->m, .rows = source_rows, .done = source_done, .next_pass = source_next_pass,
         .failed_pass = source_failed_pass, .experts_begin = source_experts_begin, .expert_next = source_expert_next,
         .expert_release = source_expert_release, .experts_abandon = source_experts_abandon, .embed = source_embed,
+        .pinned = source_pinned,
     };
     rc = k3_embed_open(&s->embed, opts->m, err);
     if (rc < 0) {

@@ -24,6 +24,8 @@ struct k3_source {
     int (*expert_next)(void *self, struct k3_expert_view *out, struct k3_err *err);
     void (*expert_release)(void *self, const struct k3_expert_view *v);
     void (*experts_abandon)(void *self);
+    /* A whole piece that is pinned and in memory now, else NULL; valid until the next call of rows.  The member may be NULL. */
+    const void *(*pinned)(void *self, uint32_t piece);
     int (*embed)(void *self, uint32_t token, float *out, struct k3_err *err); /* hidden floats */
 };
 

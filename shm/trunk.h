@@ -124,6 +124,8 @@ int k3_trunk_reader_resident(struct k3_trunk_reader *r, const float **out, struc
  * could not be read; position, file and offset named); -ECANCELED when *stop (may be NULL) became true. */
 int k3_trunk_reader_rows(struct k3_trunk_reader *r, uint32_t piece, uint32_t row, uint32_t n_rows,
                          const void **rows, struct k3_err *err);
+/* The whole piece when it is pinned and loaded already, else NULL.  Does not wait; valid until the next call of rows. */
+const void *k3_trunk_reader_pinned(const struct k3_trunk_reader *r, uint32_t piece);
 /* The block asked for last is no longer needed: consumed moves to its end. */
 void k3_trunk_reader_done(struct k3_trunk_reader *r);
 /* Ends the current pass and begins the next at its first piece.  If all pieces were consumed this costs nothing;

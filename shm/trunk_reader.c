@@ -479,6 +479,16 @@ int k3_trunk_reader_rows(struct k3_trunk_reader *r, uint32_t piece, uint32_t row
     return 0;
 }
 
+const void *k3_trunk_reader_pinned(const struct k3_trunk_reader *r, uint32_t piece)
+{
+    const struct k3_trunk_link *l = &r->link;
+
+    if (!r->attached || piece >= r->m->n_pieces || !l->layout.pinned[piece] ||
+        atomic_load_explicit(&l->flags[piece], memory_order_acquire) != K3_PIECE_VALID)
+        return NULL;
+    return l->data.base + l->layout.start[piece];
+}
+
 void k3_trunk_reader_done(struct k3_trunk_reader *r)
 {
     if (r->held && r->held_ring)

@@ -15,7 +15,7 @@
 struct k3_ctl_opt {
     const char *instance;
     char rundir[512];
-    bool json, prometheus, keep;
+    bool json, prometheus, keep, lookahead;
     double watch_s;   /* 0 = once */
     double timeout_s; /* wait */
     const char *model;  /* verify */
@@ -68,6 +68,11 @@ int k3_ctl_info(const struct k3_ctl_opt *o, struct k3_err *err);
 int k3_ctl_tell(const struct k3_ctl_opt *o, struct k3_err *err); /* drain, shutdown, log */
 int k3_ctl_wait(const struct k3_ctl_opt *o, struct k3_err *err);
 int k3_ctl_cancel(const struct k3_ctl_opt *o, struct k3_err *err);
+int k3_ctl_trace(const struct k3_ctl_opt *o, struct k3_err *err); /* ctl_trace.c */
+
+/* One control request to a daemon; *reply is the caller's.  A refusal is an error with its words and exit status. */
+int k3_ctl_ask(const struct k3_ctl_opt *o, const char *daemon, cJSON *request, int timeout_ms, cJSON **reply,
+               struct k3_err *err);
 int k3_ctl_verify(const struct k3_ctl_opt *o, struct k3_err *err);
 
 /* The model directory and the number of layers that the instance's trunkd says it runs.  Exit 3 when none does. */

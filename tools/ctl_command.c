@@ -35,7 +35,7 @@ static int call(const struct k3_ctl_opt *o, const char *socket, cJSON *request, 
     return rc;
 }
 
-static int ask(const struct k3_ctl_opt *o, const char *daemon, cJSON *request, int timeout_ms,
+int k3_ctl_ask(const struct k3_ctl_opt *o, const char *daemon, cJSON *request, int timeout_ms,
                cJSON **reply, struct k3_err *err)
 {
     char socket[48];
@@ -98,7 +98,7 @@ int k3_ctl_ping(const struct k3_ctl_opt *o, struct k3_err *err)
         cJSON *reply;
         uint64_t begin = k3_now_ns();
 
-        rc = ask(o, names.name[i], request, ANSWER_MS, &reply, &e);
+        rc = k3_ctl_ask(o, names.name[i], request, ANSWER_MS, &reply, &e);
         if (rc == 0 && o->json)
             cJSON_AddItemToObject(all, names.name[i], reply);
         else if (rc == 0) {
@@ -135,7 +135,7 @@ int k3_ctl_info(const struct k3_ctl_opt *o, struct k3_err *err)
     for (uint32_t i = 0; i < names.n && rc == 0; i++) {
         struct k3_err e = K3_ERR_INIT;
         cJSON *reply;
-        int one = ask(o, names.name[i], request, ANSWER_MS, &reply, &e);
+        int one = k3_ctl_ask(o, names.name[i], request, ANSWER_MS, &reply, &e);
 
         first_failure(err, &result, one, &e);
         if (one == 0) {
@@ -158,7 +158,7 @@ int k3_ctl_model(const struct k3_ctl_opt *o, char *dir, size_t len_bytes, uint32
                  struct k3_err *err)
 {
     cJSON *request = command("info"), *reply;
-    int rc = ask(o, "k3-trunkd", request, ANSWER_MS, &reply, err);
+    int rc = k3_ctl_ask(o, "k3-trunkd", request, ANSWER_MS, &reply, err);
 
     cJSON_Delete(request);
     if (rc < 0)
@@ -184,7 +184,7 @@ int k3_ctl_tell(const struct k3_ctl_opt *o, struct k3_err *err)
     for (uint32_t i = 0; i < names.n && rc == 0; i++) {
         struct k3_err e = K3_ERR_INIT;
         cJSON *reply;
-        int one = ask(o, names.name[i], request, ANSWER_MS, &reply, &e);
+        int one = k3_ctl_ask(o, names.name[i], request, ANSWER_MS, &reply, &e);
 
         first_failure(err, &result, one, &e);
         if (one == 0) {
@@ -265,7 +265,7 @@ static bool is_ready(const struct k3_ctl_opt *o, const char *daemon, const cJSON
     cJSON *reply;
     bool ready;
 
-    if (!k3_lock_alive(o->rundir, daemon) || ask(o, daemon, (cJSON *)ping, 500, &reply, &err) < 0)
+    if (!k3_lock_alive(o->rundir, daemon) || k3_ctl_ask(o, daemon, (cJSON *)ping, 500, &reply, &err) < 0)
         return false;
     ready = strcmp(string_of(reply, "state"), "ready") == 0;
     cJSON_Delete(reply);

@@ -20,6 +20,9 @@ static const char summary[] =
     "down)\n"
     "  log LEVEL [DAEMON]     error, warn, info or debug\n"
     "  cancel ID              end a request\n"
+    "  trace start FILE       k3-computed writes down which experts every row is routed to, for "
+    "k3-sim\n"
+    "  trace stop [FILE]      until now\n"
     "  verify                 reads a whole checkpoint and compares it with its k3.sums (--make: "
     "writes\n"
     "                         k3.sums; goes on where it was stopped).  Needs no daemon when --model "
@@ -39,6 +42,7 @@ static const struct command {
     { "shutdown", 0, 1, k3_ctl_tell, "keep " },
     { "log", 1, 2, k3_ctl_tell, "" },
     { "cancel", 1, 1, k3_ctl_cancel, "" },
+    { "trace", 1, 2, k3_ctl_trace, "lookahead " },
     { "verify", 0, 0, k3_ctl_verify, "model layers make " },
 };
 
@@ -46,7 +50,8 @@ static int usage(const char *text, const char *word)
 {
     fprintf(stderr, "k3ctl: ");
     fprintf(stderr, text, word);
-    fprintf(stderr, "; commands are stats, ping, wait, info, drain, shutdown, log, cancel, verify\n");
+    fprintf(stderr, "; commands are stats, ping, wait, info, drain, shutdown, log, cancel, trace, "
+            "verify\n");
     return K3_EXIT_REFUSED;
 }
 
@@ -57,7 +62,7 @@ static const char *useless_option(const struct command *c, const struct k3_ctl_o
         { "watch ", o->watch_s > 0 }, { "json ", o->json },        { "prometheus ", o->prometheus },
         { "keep ", o->keep },         { "timeout ", o->timeout_s >= 0 },
         { "model ", o->model },       { "layers ", o->n_layers },
-        { "make ", o->make },
+        { "make ", o->make },         { "lookahead ", o->lookahead },
     };
 
     for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++)
@@ -100,6 +105,8 @@ int main(int argc, char **argv)
         { "layers", K3_OPT_U32, &o.n_layers, "N", "verify: only the first N layers", 1,
           K3_MAX_LAYERS },
         { "make", K3_OPT_FLAG, &o.make, NULL, "verify: write k3.sums into the checkpoint", 0, 0 },
+        { "lookahead", K3_OPT_FLAG, &o.lookahead, NULL,
+          "trace start: also what the next layer's gate picks a layer earlier", 0, 0 },
         { NULL },
     };
     const struct command *c = NULL;

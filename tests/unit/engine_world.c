@@ -72,13 +72,16 @@ void k3_ew_open(struct k3_ew *ew, struct k3_world *w, uint32_t n_sequences, uint
     ew->w = w;
     if (!k3_runner_open(&ew->run, w, (struct k3_world_opts){ .max_rows = batch_rows, .kernels = "auto" }))
         die("runner", "no kernels");
+    k3_file_source_pin_gates(ew->run.file);
+    if (k3_tracer_new(&ew->tracer, w->m, batch_rows, &ew->stop, &err) < 0)
+        die("tracer", err.text);
     ew->source = *k3_file_source(ew->run.file);
     ew->source.rows = spoiling_rows;
     open_world = ew;
     o = (struct k3_engine_opts){ .m = w->m, .pass = ew->run.pass, .source = &ew->source, .stats = &ew->stats,
                                  .meter = &ew->meter, .abort = &ew->abort, .stop = &ew->stop, .ctx = ctx,
                                  .n_sequences = n_sequences, .batch_rows = batch_rows, .generation = 3,
-                                 .now_ns = clock_of, .tick = tick, .arg = ew };
+                                 .tracer = ew->tracer, .now_ns = clock_of, .tick = tick, .arg = ew };
     if (k3_engine_open(&ew->e, &o, &err) < 0)
         die("engine", err.text);
 }
@@ -86,6 +89,7 @@ void k3_ew_open(struct k3_ew *ew, struct k3_world *w, uint32_t n_sequences, uint
 void k3_ew_close(struct k3_ew *ew)
 {
     k3_engine_close(ew->e);
+    k3_tracer_free(ew->tracer);
     k3_runner_close(&ew->run);
 }
 

@@ -24,6 +24,7 @@ struct k3_ew {
     struct k3_runner run;
     struct k3_source source; /* in front of the file source: can spoil lm_head */
     struct k3_engine *e;
+    struct k3_tracer *tracer;
     struct k3_stats stats;
     struct k3_meter meter;
     _Atomic bool abort, stop;

@@ -21,6 +21,7 @@ struct k3_file_source {
     uint16_t *experts;
     char *expert;
     bool expert_held, experts_open;
+    void **pinned; /* per piece; NULL: none is */
     uint64_t fail_block, fail_expert;
     struct k3_file_source_counts counts;
 };
@@ -311,6 +312,9 @@ void k3_file_source_close(struct k3_file_source *f)
     free(f->fd);
     free(f->resident);
     free(f->block);
+    for (size_t i = 0; f->pinned && i < f->m->n_pieces; i++)
+        free(f->pinned[i]);
+    free(f->pinned);
     free(f->experts);
     free(f->expert);
     free(f);
@@ -324,6 +328,30 @@ struct k3_source *k3_file_source(struct k3_file_source *f)
 void k3_file_source_counts(const struct k3_file_source *f, struct k3_file_source_counts *out)
 {
     *out = f->counts;
+}
+
+static const void *source_pinned(void *self, uint32_t piece)
+{
+    struct k3_file_source *f = self;
+
+    return f->pinned[piece];
+}
+
+void k3_file_source_pin_gates(struct k3_file_source *f)
+{
+    f->pinned = calloc(f->m->n_pieces, sizeof(*f->pinned));
+    for (size_t i = 0; f->pinned && i < f->m->n_pieces; i++) {
+        const struct k3_piece *p = &f->m->pieces[i];
+        struct k3_err err = K3_ERR_INIT;
+
+        if (f->m->matrices[p->matrix].role != K3_W_ROUTER)
+            continue;
+        f->pinned[i] = malloc(p->len_bytes);
+        if (!f->pinned[i] || read_at(f, f->m->matrices[p->matrix].file, p->off_bytes, f->pinned[i],
+                                     p->len_bytes, &err) < 0)
+            k3_bug("gate %zu: %s", i, err.text);
+    }
+    f->src.pinned = source_pinned;
 }
 
 void k3_file_source_fail_block(struct k3_file_source *f, uint64_t nth)

@@ -18,6 +18,8 @@ struct k3_file_source_counts {
     uint64_t blocks, block_bytes, experts, passes, failed_passes, abandoned;
 };
 void k3_file_source_counts(const struct k3_file_source *f, struct k3_file_source_counts *out);
+/* Router gates are pinned from now on: the look-ahead finds them. */
+void k3_file_source_pin_gates(struct k3_file_source *f);
 /* The nth block (expert) from now on cannot be read; 0 = no fault. */
 void k3_file_source_fail_block(struct k3_file_source *f, uint64_t nth);
 void k3_file_source_fail_expert(struct k3_file_source *f, uint64_t nth);
