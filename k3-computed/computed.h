@@ -17,7 +17,7 @@ struct k3_computed_options {
     const char *model, *kernels;
     struct k3_str_list devices;
     uint32_t numa_node;
-    uint32_t ctx, sequences, batch_rows, threads, layers; /* threads 0: the CPUs allowed; layers 0: all */
+    uint32_t ctx, sequences, batch_rows, threads, layers, prefetch; /* threads 0: the CPUs allowed; layers 0: all */
     bool force_threads;
 };
 #define K3_COMPUTED_OPTIONS_INIT                                                                            \
@@ -58,6 +58,8 @@ void k3_computed_submit_free(struct k3_submit *s);
 /* Control requests of its own: trace {action:"start", file:"absolute", lookahead:bool?} and {action:"stop", file?}.
  * serve.c */
 int k3_computed_ctl(void *arg, const char *cmd, const cJSON *request, cJSON *reply, struct k3_err *err);
+/* MoE layers that another layer comes before, and those of them whose gate is pinned.  serve.c */
+void k3_computed_gates(const struct k3_computed *c, uint32_t *n_pinned, uint32_t *n);
 /* Fields of `info`.  open.c */
 void k3_computed_info(void *arg, cJSON *reply);
 /* The model's digest as 64 hex digits and a NUL. */

@@ -39,6 +39,8 @@ struct k3_engine {
     struct k3_tracer_row *row_names; /* of the rows, for the trace */
     float *logits;
     struct outcome *outcome; /* one per slot */
+    uint16_t *guess;         /* [n_experts]: distinct ones of a layer */
+    uint8_t *guessed;        /* [n_experts] */
 };
 
 static uint64_t now_ns(const struct k3_engine *e)
@@ -89,7 +91,9 @@ int k3_engine_open(struct k3_engine **out, const struct k3_engine_opts *opts, st
     e->row_names = calloc(opts->batch_rows, sizeof(*e->row_names));
     e->logits = malloc(n_logits * sizeof(*e->logits));
     e->outcome = calloc(opts->n_sequences, sizeof(*e->outcome));
-    if (!e->rows || !e->row_names || !e->logits || !e->outcome) {
+    e->guess = calloc((size_t)opts->m->cfg.n_experts + 1, sizeof(*e->guess));
+    e->guessed = calloc((size_t)opts->m->cfg.n_experts + 1, sizeof(*e->guessed));
+    if (!e->rows || !e->row_names || !e->logits || !e->outcome || !e->guess || !e->guessed) {
         rc = k3_fail(err, -ENOMEM, "no memory for %zu logits", n_logits);
         goto fail;
     }
@@ -112,6 +116,8 @@ void k3_engine_close(struct k3_engine *e)
     free(e->row_names);
     free(e->logits);
     free(e->outcome);
+    free(e->guess);
+    free(e->guessed);
     pthread_cond_destroy(&e->changed);
     pthread_cond_destroy(&e->work);
     pthread_mutex_destroy(&e->lock);
@@ -274,7 +280,7 @@ static int on_layer(void *arg, uint32_t layer, uint32_t n_layers)
     return atomic_load(e->o.abort) ? -ECANCELED : 0;
 }
 
-/* ---- the trace; hooks of a pass that is recorded ---- */
+/* ---- trace and prefetch ---- */
 
 static void on_route(void *arg, uint32_t layer, uint32_t row, const uint16_t *ids, const float *weights, uint32_t n)
 {
@@ -285,13 +291,31 @@ static void on_route(void *arg, uint32_t layer, uint32_t row, const uint16_t *id
     k3_tracer_route(e->o.tracer, layer, row, ids);
 }
 
+/* The best guess of every row first, then the second best, each expert once. */
+static void announce(struct k3_engine *e, uint32_t layer, const uint16_t *ids, uint32_t n_rows, uint32_t k)
+{
+    uint32_t n = 0;
+
+    memset(e->guessed, 0, e->o.m->cfg.n_experts);
+    for (uint32_t i = 0; i < e->o.prefetch; i++)
+        for (uint32_t row = 0; row < n_rows; row++) {
+            uint16_t id = ids[(size_t)row * k + i];
+
+            if (!e->guessed[id])
+                e->guess[n++] = id;
+            e->guessed[id] = 1;
+        }
+    e->o.source->prefetch(e->o.source->self, layer, e->guess, n);
+}
+
 static void on_look(void *arg, uint32_t layer, const uint16_t *ids, uint32_t n_rows, uint32_t k)
 {
     struct k3_engine *e = arg;
 
-    (void)n_rows;
-    (void)k;
-    k3_tracer_look(e->o.tracer, layer, ids);
+    if (e->o.tracer)
+        k3_tracer_look(e->o.tracer, layer, ids, k);
+    if (e->o.prefetch)
+        announce(e, layer, ids, n_rows, k);
 }
 
 /* Draws the tokens of a finished pass.  Reads nothing of a request that other threads change. */
@@ -453,10 +477,11 @@ int k3_engine_step(struct k3_engine *e)
             e->slots.slot[i].dirty = false;
         }
     traced = e->o.tracer && k3_tracer_begin(e->o.tracer, e->n_passes, e->row_names, e->n_rows, &hooks.look_k);
-    if (traced) {
+    if (traced)
         hooks.route = on_route;
-        hooks.look = on_look;
-    }
+    if (hooks.look_k < e->o.prefetch)
+        hooks.look_k = e->o.prefetch;
+    hooks.look = on_look;
     rc = k3_pass_run(e->o.pass, e->o.source, e->rows, e->n_rows, e->logits, &hooks, &err);
     if (traced)
         k3_tracer_end(e->o.tracer, rc == 0 ? K3_TRACE_DONE : K3_TRACE_FAILED);

@@ -162,6 +162,7 @@ struct k3_engine_opts {
     _Atomic bool *abort;              /* the stop flag of the source: ends the waits of the pass that runs */
     _Atomic bool *stop;               /* ends the engine; set it before *abort.  Any thread, at any time */
     struct k3_tracer *tracer;         /* borrowed; may be NULL */
+    uint32_t prefetch;                /* guesses of each row that are announced to the source a layer early; 0: none */
     uint32_t ctx, n_sequences, batch_rows, generation;
     uint64_t (*now_ns)(void *arg);    /* NULL: k3_now_ns */
     void (*tick)(void *arg);          /* after every layer and K3_TICK_NS when idle, on the engine's thread; may be NULL */

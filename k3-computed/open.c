@@ -34,6 +34,17 @@ static int open_model(struct k3_computed *c, struct k3_err *err)
     return k3_model_open(&c->model, &o, err);
 }
 
+static int check_prefetch(const struct k3_computed *c, struct k3_err *err)
+{
+    const struct k3_config *cfg = &c->model->cfg;
+    uint64_t most = cfg->n_experts < 4ull * cfg->latent ? cfg->n_experts : 4ull * cfg->latent;
+
+    if (c->opt.prefetch <= most)
+        return 0;
+    return k3_refuse(err, -EINVAL, "--prefetch %u: a layer of this model has %u experts; give at most %llu (its top_k is %u)",
+                     c->opt.prefetch, cfg->n_experts, (unsigned long long)most, cfg->top_k);
+}
+
 static int check_threads(struct k3_computed *c, struct k3_err *err)
 {
     uint32_t n_cpus = k3_cpus_allowed();
@@ -146,7 +157,7 @@ static int open_engine(struct k3_computed *c, struct k3_err *err)
 {
     struct k3_engine_opts o = {
         .m = c->model, .pass = c->pass, .source = k3_shm_source_get(c->source), .stats = k3_daemon_stats(c->daemon),
-        .tracer = c->tracer, .meter = &c->meter, .abort = &c->abort, .stop = &c->stop, .ctx = c->opt.ctx,
+        .tracer = c->tracer, .prefetch = c->opt.prefetch, .meter = &c->meter, .abort = &c->abort, .stop = &c->stop, .ctx = c->opt.ctx,
         .n_sequences = c->opt.sequences, .batch_rows = c->opt.batch_rows,
         .generation = k3_daemon_generation(c->daemon), .tick = k3_computed_tick, .arg = c,
     };
@@ -165,6 +176,8 @@ int k3_computed_open(struct k3_computed *c, struct k3_err *err)
         rc = check_threads(c, err);
     if (rc == 0)
         rc = open_model(c, err);
+    if (rc == 0)
+        rc = check_prefetch(c, err);
     if (rc == 0)
         rc = check_memory(c, err);
     if (rc == 0)
@@ -240,6 +253,7 @@ void k3_computed_info(void *arg, cJSON *reply)
                             (double)(n_mla * (cfg->kv_lora + cfg->qk_rope) * sizeof(float)));
     cJSON_AddNumberToObject(reply, "buffer_bytes", (double)k3_pass_bytes(cfg, c->opt.batch_rows));
     cJSON_AddNumberToObject(reply, "thread_bytes", (double)k3_pass_thread_bytes(cfg, c->opt.ctx));
+    cJSON_AddNumberToObject(reply, "prefetch", c->opt.prefetch);
     cJSON_AddNumberToObject(reply, "expert_slots", k3_shm_source_slots(c->source));
     k3_tracer_info(c->tracer, cJSON_AddObjectToObject(reply, "trace"));
     cJSON_AddNumberToObject(layout, "align_bytes", l->align_bytes);

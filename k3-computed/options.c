@@ -16,6 +16,8 @@ bool k3_computed_options(struct k3_computed_options *o, int argc, char **argv, i
         { "threads", K3_OPT_U32, &o->threads, "N", "threads of a pass (default: the CPUs allowed)", 1, 1024 },
         { "force-threads", K3_OPT_FLAG, &o->force_threads, NULL, "allow more threads than CPUs", 0, 0 },
         { "layers", K3_OPT_U32, &o->layers, "N", "run the first N layers only (a partial download)", 1, K3_MAX_LAYERS },
+        { "prefetch", K3_OPT_U32, &o->prefetch, "N", "tell k3-expertd N experts of each row and layer a layer early, guessed with "
+          "the pinned router gates (default 0: off; top_k pays where the experts' drive is the slow one)", 0, 65535 },
         { "kernels", K3_OPT_STRING, &o->kernels, "NAME", "auto, c, avx2 or avx512 (equal results; default auto)", 0, 0 },
         K3_NUMA_OPT_ROW(&o->numa_node),
         K3_DAEMON_OPT_ROWS(&o->daemon),

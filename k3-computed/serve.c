@@ -211,9 +211,7 @@ void k3_computed_answer(void *arg, const char *cmd, const cJSON *request, cJSON 
         k3_reply_error(reply, &err);
 }
 
-/* MoE layers whose gate is pinned, and how many there are; the first has no layer before it that could look ahead when it
- * is layer 0. */
-static void count_gates(const struct k3_computed *c, uint32_t *n_pinned, uint32_t *n)
+void k3_computed_gates(const struct k3_computed *c, uint32_t *n_pinned, uint32_t *n)
 {
     const struct k3_model *m = c->model;
     const struct k3_layout *l = k3_shm_source_layout(c->source);
@@ -248,7 +246,7 @@ static int trace(struct k3_computed *c, const cJSON *request, cJSON *reply, stru
     if (!file)
         return k3_refuse(err, -EINVAL, "trace start: file is missing");
     if (cJSON_IsTrue(look)) {
-        count_gates(c, &n_pinned, &n_gates);
+        k3_computed_gates(c, &n_pinned, &n_gates);
         if (n_pinned == 0)
             return k3_refuse(err, -ENODATA, "look-ahead needs the router gate of a layer before its turn, and of %u gates none is "
                              "pinned: give k3-trunkd more --trunk-gb (gates are pinned first)", n_gates);
@@ -315,9 +313,14 @@ int k3_computed_serve(struct k3_computed *c, struct k3_err *err)
 {
     int rc = k3_server_open(&c->server, k3_daemon_rundir(c->daemon), "computed.sock", K3_CONTEXTS, k3_computed_answer, c,
                             err);
+    uint32_t n_pinned, n_gates;
 
     if (rc < 0)
         return rc;
+    k3_computed_gates(c, &n_pinned, &n_gates);
+    if (c->opt.prefetch && n_pinned < n_gates)
+        k3_log(K3_LOG_WARN, "prefetch_without_gates", "pinned=%u of=%u text=\"the experts of the other layers are not guessed: "
+               "give k3-trunkd more --trunk-gb\"", n_pinned, n_gates);
     k3_daemon_ready(c->daemon);
     k3_engine_run(c->engine);
     k3_engine_wait_fetched(c->engine, FETCH_GRACE_NS); /* so that clients hear why their answers end */

@@ -116,6 +116,13 @@ static const void *source_pinned(void *self, uint32_t piece)
     return k3_trunk_reader_pinned(s->reader, piece);
 }
 
+static void source_prefetch(void *self, uint32_t layer, const uint16_t *experts, uint32_t n)
+{
+    struct k3_shm_source *s = self;
+
+    k3_expert_client_prefetch(s->client, layer, experts, n);
+}
+
 static int source_embed(void *self, uint32_t token, float *out, struct k3_err *err)
 {
     struct k3_shm_source *s = self;
@@ -135,7 +142,7 @@ int k3_shm_source_open(struct k3_shm_source **out, const struct k3_shm_source_op
         .self = s, .m = opts->m, .rows = source_rows, .done = source_done, .next_pass = source_next_pass,
         .failed_pass = source_failed_pass, .experts_begin = source_experts_begin, .expert_next = source_expert_next,
         .expert_release = source_expert_release, .experts_abandon = source_experts_abandon, .embed = source_embed,
-        .pinned = source_pinned,
+        .pinned = source_pinned, .prefetch = source_prefetch,
     };
     rc = k3_embed_open(&s->embed, opts->m, err);
     if (rc < 0) {

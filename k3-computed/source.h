@@ -24,6 +24,8 @@ struct k3_source {
     int (*expert_next)(void *self, struct k3_expert_view *out, struct k3_err *err);
     void (*expert_release)(void *self, const struct k3_expert_view *v);
     void (*experts_abandon)(void *self);
+    /* Experts of a layer to come, the likeliest first: a hint, without answer.  The member may be NULL. */
+    void (*prefetch)(void *self, uint32_t layer, const uint16_t *experts, uint32_t n);
     /* A whole piece that is pinned and in memory now, else NULL; valid until the next call of rows.  The member may be NULL. */
     const void *(*pinned)(void *self, uint32_t piece);
     int (*embed)(void *self, uint32_t token, float *out, struct k3_err *err); /* hidden floats */

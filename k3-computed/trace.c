@@ -224,12 +224,13 @@ bool k3_tracer_begin(struct k3_tracer *t, uint64_t pass, const struct k3_tracer_
     return t->recording;
 }
 
-void k3_tracer_look(struct k3_tracer *t, uint32_t layer, const uint16_t *ids)
+void k3_tracer_look(struct k3_tracer *t, uint32_t layer, const uint16_t *ids, uint32_t k)
 {
-    if (!t->recording)
+    if (!t->recording || !t->pass_look_k)
         return;
     stage_record(t, K3_TRACE_LOOK, layer);
-    stage(t, ids, (size_t)t->n_rows * t->pass_look_k * sizeof(*ids));
+    for (uint32_t row = 0; row < t->n_rows; row++)
+        stage(t, ids + (size_t)row * k, t->pass_look_k * sizeof(*ids));
     commit(t);
 }
 

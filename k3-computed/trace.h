@@ -37,7 +37,8 @@ void k3_tracer_info(struct k3_tracer *t, cJSON *to); /* state, file, passes, byt
 struct k3_tracer_row { uint32_t sequence, position; };
 bool k3_tracer_begin(struct k3_tracer *t, uint64_t pass, const struct k3_tracer_row *rows, uint32_t n_rows,
                      uint32_t *look_k);
-void k3_tracer_look(struct k3_tracer *t, uint32_t layer, const uint16_t *ids);
+/* ids[row * k + i], best first; k is at least the look_k of begin, the rest is passed over. */
+void k3_tracer_look(struct k3_tracer *t, uint32_t layer, const uint16_t *ids, uint32_t k);
 void k3_tracer_route(struct k3_tracer *t, uint32_t layer, uint32_t row, const uint16_t *ids);
 void k3_tracer_end(struct k3_tracer *t, enum k3_trace_end end);
 

@@ -147,6 +147,7 @@ void k3_expert_client_release(struct k3_expert_client *c, const struct k3_expert
 /* Drops what is left of the layer: waits for outstanding demands and releases them, and every view that is still
  * held.  Does not wait for a dead expertd. */
 void k3_expert_client_abandon(struct k3_expert_client *c);
+/* Announces experts that layer `layer` will probably want, the likeliest first; no answer comes. */
 void k3_expert_client_prefetch(struct k3_expert_client *c, uint32_t layer, const uint16_t *experts, uint32_t n);
 void k3_expert_client_set_stop(struct k3_expert_client *c, _Atomic bool *stop);
 struct k3_expert_client_counts { uint64_t demands, hits, waits, wait_ns, reattached, errors; };

@@ -28,7 +28,9 @@ struct column {
 
 struct sim {
     const char *path, *slots_text, *gb_text, *pinned_text, *half_text, *svg;
-    bool raw, once;
+    bool raw, once, lookahead;
+    double trunk_gbs, expert_gbs, compute_gbs, pinned_share;
+    uint64_t ring_bytes, trunk_bytes;
     uint32_t n_experts, top_k;
     uint64_t slot_bytes;
 
@@ -214,6 +216,47 @@ static int replay(struct sim *s, struct k3_err *err)
     return rc;
 }
 
+/* Guesses of half, one, two and four times top_k, as far as the trace holds them; and none. */
+static int look_ahead(struct sim *s, struct k3_err *err)
+{
+    uint32_t k = s->d.top_k, ks[] = { 0, k / 2 ? k / 2 : 1, k, 2 * k, 4 * k }, before = UINT32_MAX;
+
+    if (s->trunk_bytes)
+        s->trace.head.trunk_bytes = s->trunk_bytes;
+    printf("%s: look-ahead; trunk %.3g GB a pass at %.3g GB/s, %.3g of it pinned, ring %.3g GB; experts %.3g GB a layer and row at "
+           "%.3g GB/s; arithmetic %.3g GB/s\n", s->path, (double)s->trace.head.trunk_bytes / 1e9, s->trunk_gbs, s->pinned_share,
+           (double)s->ring_bytes / 1e9, k * (double)s->slot_bytes / 1e9, s->expert_gbs, s->compute_gbs);
+    printf("%7s %7s %10s %10s | %9s %9s %10s %10s %8s\n", "slots", "guesses", "recall %", "useless %", "reads", "useless",
+           "s/pass", "of none", "GB/pass");
+    for (size_t i = 0; i < s->n_sizes; i++) {
+        double none = 0;
+
+        for (size_t n = 0; n < sizeof(ks) / sizeof(*ks); n++) {
+            struct k3_split o = { .n_slots = s->slots[i], .k = ks[n], .slot_bytes = s->slot_bytes, .ring_bytes = s->ring_bytes,
+                                  .trunk_rate = s->trunk_gbs * 1e9, .expert_rate = s->expert_gbs * 1e9,
+                                  .compute_rate = s->compute_gbs * 1e9, .pinned = s->pinned_share };
+            struct k3_split_result r;
+            struct k3_recall c;
+            int rc;
+
+            if (ks[n] > s->trace.head.look_k || ks[n] == before)
+                continue;
+            before = ks[n];
+            k3_sim_recall(&s->trace, ks[n], &c);
+            rc = k3_sim_split(&s->trace, &o, &r, err);
+            if (rc < 0)
+                return rc;
+            none = n ? none : r.seconds;
+            printf("%7u %7u %10.2f %10.2f | %9llu %9llu %10.4g %10.4f %8.3g\n", o.n_slots, ks[n],
+                   c.routed ? 100.0 * (double)c.came / (double)c.routed : 0,
+                   c.guessed ? 100.0 - 100.0 * (double)c.came / (double)c.guessed : 0, (unsigned long long)r.reads,
+                   (unsigned long long)r.useless, r.seconds / (double)r.passes, r.seconds / none,
+                   (double)r.reads * (double)s->slot_bytes / 1e9 / (double)r.passes);
+        }
+    }
+    return 0;
+}
+
 static double percent(const struct sim *s, size_t c, size_t i)
 {
     return 100.0 * (double)s->hits[c][i] / (double)(s->d.n - s->from);
@@ -299,6 +342,10 @@ static int run(struct sim *s, struct k3_err *err)
         rc = load(s, err);
     if (rc == 0)
         rc = choose_sizes(s, err);
+    if (rc == 0 && s->lookahead && s->trace.head.look_k == 0)
+        rc = k3_refuse(err, -ENODATA, "--lookahead: %s holds none: k3ctl trace start --lookahead makes one", s->path);
+    if (s->lookahead)
+        return rc == 0 ? look_ahead(s, err) : rc;
     s->learn = half ? s->d.half : s->d.n;
     s->from = half ? s->d.half : 0;
     if (rc == 0 && s->from >= s->d.n)
@@ -320,7 +367,7 @@ static int run(struct sim *s, struct k3_err *err)
 
 int main(int argc, char **argv)
 {
-    struct sim s = { .pinned_text = "whole" };
+    struct sim s = { .pinned_text = "whole", .trunk_gbs = 3, .expert_gbs = 3, .compute_gbs = 25, .ring_bytes = 256 << 20 };
     struct k3_str_list operands = { .n = 0 };
     struct k3_err err = K3_ERR_INIT;
     int status, rc;
@@ -336,6 +383,14 @@ int main(int argc, char **argv)
         { "pinned", K3_OPT_STRING, &s.pinned_text, "SET",
           "pin by the demands of the whole trace (default), or of its first-half and count hits in the second", 0, 0 },
         { "half-life", K3_OPT_STRING, &s.half_text, "N,N,..", "more columns: lfru by frequency alone with these half-lives, in passes", 0, 0 },
+        { "lookahead", K3_OPT_FLAG, &s.lookahead, NULL,
+          "instead: recall of the look-ahead in the trace, and what reading ahead would save on split devices", 0, 0 },
+        { "trunk-gbs", K3_OPT_DOUBLE, &s.trunk_gbs, "X", "--lookahead: rate of the trunk's device (default 3)", 1e-3, 1e6 },
+        { "expert-gbs", K3_OPT_DOUBLE, &s.expert_gbs, "X", "--lookahead: rate of the experts' device (default 3)", 1e-3, 1e6 },
+        { "compute-gbs", K3_OPT_DOUBLE, &s.compute_gbs, "X", "--lookahead: weights multiplied (default 25)", 1e-3, 1e6 },
+        { "ring-bytes", K3_OPT_SIZE, &s.ring_bytes, "SIZE", "--lookahead: the trunk's ring (default 256M)", 0, 0 },
+        { "trunk-bytes", K3_OPT_SIZE, &s.trunk_bytes, "SIZE", "--lookahead: trunk of one pass (default: what the trace says)", 0, 0 },
+        { "pinned-share", K3_OPT_DOUBLE, &s.pinned_share, "X", "--lookahead: share of the trunk in memory (default 0)", 0, 1 },
         { "svg", K3_OPT_STRING, &s.svg, "FILE", "the hits as a plot", 0, 0 },
         { NULL },
     };

@@ -74,6 +74,18 @@ int k3_sim_pinned(const struct k3_demands *d, uint32_t n_slots, size_t learn, si
 /* Belady: whose next demand is farthest goes.  No policy that must give every demand a slot has more hits over the whole. */
 int k3_sim_belady(const struct k3_demands *d, uint32_t n_slots, size_t from, uint64_t *hits, struct k3_err *err);
 
+/* ---- look-ahead (sim_look.c) ---- */
+
+struct k3_recall { uint32_t k; uint64_t routed, guessed, came; }; /* over rows and layers that have a look-ahead */
+/* k: the best guesses of each row, at most look_k. */
+void k3_sim_recall(const struct k3_trace *t, uint32_t k, struct k3_recall *out);
+
+/* Trunk and experts on devices of their own, lfru, reading the best k guesses of each row ahead.  Rates in bytes/s;
+ * compute_rate: weights multiplied; pinned: share of the trunk that is not read. */
+struct k3_split { uint32_t n_slots, k; uint64_t slot_bytes, ring_bytes; double trunk_rate, expert_rate, compute_rate, pinned; };
+struct k3_split_result { double seconds; uint64_t passes, demands, reads, useless; };
+int k3_sim_split(const struct k3_trace *t, const struct k3_split *o, struct k3_split_result *out, struct k3_err *err);
+
 /* ---- plot (sim_svg.c) ---- */
 
 struct k3_plot {

@@ -69,6 +69,18 @@ cell() { # cell SLOTS NAME < output
     refused 'not a trace' "$BATS_TEST_TMPDIR/empty"
     refused '0 bytes' "${SMALL[@]}" "$BATS_TEST_TMPDIR/empty"
 }
+@test "look-ahead: refused without one, a table with one" {
+    refused 'holds none: k3ctl trace start --lookahead' "${SMALL[@]}" --lookahead "$T"
+    up --trunk-gb 1
+    ctl trace start --lookahead "$BATS_TEST_TMPDIR/a.trace"
+    printf 'What is the capital of %s?\n' France Japan Brazil | router --lines >/dev/null
+    down
+    sim --lookahead --slots 40 "$BATS_TEST_TMPDIR/a.trace" | tee "$BATS_TEST_TMPDIR/o"
+    # k' = 0, 2, 4, 8, 16; of the four best guesses most come, by chance it would be an eighth
+    [ "$(grep -cE '^ +40 ' "$BATS_TEST_TMPDIR/o")" -eq 5 ]
+    awk '$1 == 40 && $2 == 4 { exit !($3 > 60) }' "$BATS_TEST_TMPDIR/o"
+    awk '$1 == 40 && $2 == 16 { exit !($3 > 95) }' "$BATS_TEST_TMPDIR/o"
+}
 @test "the real trace: below one token's demands lru hits nothing and lfru something" {
     [ -r "$REAL" ] || skip "no $REAL"
     sim --raw --once --slots 743,1472,10010 "$REAL" | tee "$BATS_TEST_TMPDIR/o"

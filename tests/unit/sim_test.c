@@ -396,6 +396,96 @@ static void pinned_by_hand(void **state)
     assert_int_equal(hits, 0);
 }
 
+/* ---- look-ahead ---- */
+
+static bool near(double a, double b)
+{
+    return a > b * 0.999 && a < b * 1.001;
+}
+
+static void recall_by_hand(void **state)
+{
+    static struct bytes o;
+    struct k3_err err = K3_ERR_INIT;
+    struct k3_recall r;
+    struct k3_trace t;
+
+    (void)state;
+    put_two_passes(&o); /* seen ahead: 9 8 7 and 6 5 4; came: 8 9 and 0 9; the second pass has none */
+    assert_int_equal(k3_trace_parse(&t, o.b, o.n, "t", &err), 0);
+    k3_sim_recall(&t, 3, &r);
+    assert_int_equal(r.routed, 4);
+    assert_int_equal(r.guessed, 6);
+    assert_int_equal(r.came, 2);
+    k3_sim_recall(&t, 1, &r);
+    assert_int_equal(r.came, 1);
+    k3_trace_free(&t);
+}
+
+/* One layer with experts after one without, one expert a pass, always another one; guesses right or wrong. */
+static void make_split(struct k3_trace *t, uint32_t n_passes, bool right)
+{
+    static struct bytes o;
+    struct k3_err err = K3_ERR_INIT;
+    const struct k3_trace_head h = { .magic = K3_TRACE_MAGIC, .version = K3_TRACE_VERSION, .head_bytes = sizeof(h),
+                                     .n_layers = 2, .first_moe = 1, .n_experts = 1000, .top_k = 1, .look_k = 1,
+                                     .expert_bytes = 1000000, .trunk_bytes = 32000000 };
+
+    o.n = 0;
+    put(&o, &h, sizeof(h));
+    for (uint32_t i = 0; i < n_passes; i++) {
+        put_pass(&o, i, 1, 1, i);
+        put_ids(&o, K3_TRACE_LOOK, 1, IDS((uint16_t)(right ? i : 999 - i)));
+        put_ids(&o, K3_TRACE_ROUTES, 1, IDS((uint16_t)i));
+        put_record(&o, K3_TRACE_END, K3_TRACE_DONE);
+    }
+    if (k3_trace_parse(t, o.b, o.n, "t", &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+static void split_devices(void **state)
+{
+    struct k3_split o = { .n_slots = 4, .slot_bytes = 1000000, .ring_bytes = 1000, .trunk_rate = 1e9, .expert_rate = 1e9,
+                          .compute_rate = 1e15 };
+    struct k3_split_result r, ahead, wrong;
+    struct k3_err err = K3_ERR_INIT;
+    struct k3_trace t;
+
+    (void)state;
+    make_split(&t, 100, true);
+    /* No ring to speak of: 32 ms of trunk and 1 ms of expert, of which the layer's rest (5 of 16 parts of 16 ms) hides all. */
+    assert_int_equal(k3_sim_split(&t, &o, &r, &err), 0);
+    assert_int_equal(r.passes, 100);
+    assert_int_equal(r.demands, 100);
+    assert_int_equal(r.reads, 100);
+    assert_true(near(r.seconds, 3.2));
+    /* An expert of 20 ms: 5 are hidden, 15 are waited for, in which the ring of one part takes 1 ms.  Seen ahead, 11
+     * more are hidden. */
+    o.expert_rate = 5e7;
+    assert_int_equal(k3_sim_split(&t, &o, &r, &err), 0);
+    assert_true(near(r.seconds, 100 * (0.031 + 0.015)));
+    o.k = 1;
+    assert_int_equal(k3_sim_split(&t, &o, &ahead, &err), 0);
+    assert_int_equal(ahead.reads, 100);
+    assert_int_equal(ahead.useless, 0);
+    assert_true(near(ahead.seconds, 100 * (0.031 + 0.004)));
+    /* A ring for all of it: then the trunk is read meanwhile, and only one of both counts. */
+    o.k = 0;
+    o.ring_bytes = 64000000;
+    assert_int_equal(k3_sim_split(&t, &o, &r, &err), 0);
+    assert_true(r.seconds < 100 * 0.0325 + 0.05);
+    k3_trace_free(&t);
+    /* Wrong guesses are read for nothing, and the demand waits for them. */
+    make_split(&t, 100, false);
+    o.ring_bytes = 1000;
+    o.k = 1;
+    assert_int_equal(k3_sim_split(&t, &o, &wrong, &err), 0);
+    assert_int_equal(wrong.reads, 200);
+    assert_int_equal(wrong.useless, 100);
+    assert_true(wrong.seconds > 100 * (0.032 + 0.015));
+    k3_trace_free(&t);
+}
+
 /* ---- plot ---- */
 
 static void plot_says_what_it_shows(void **state)
@@ -439,6 +529,7 @@ int main(void)
         cmocka_unit_test(reads_what_was_written), cmocka_unit_test(cut_anywhere),   cmocka_unit_test(damaged),
         cmocka_unit_test(raw_pairs),              cmocka_unit_test(lru_is_lru),     cmocka_unit_test(belady_is_the_best),
         cmocka_unit_test(nobody_beats_belady),    cmocka_unit_test(lent_slots_stay), cmocka_unit_test(pinned_by_hand),
+        cmocka_unit_test(recall_by_hand),         cmocka_unit_test(split_devices),
         cmocka_unit_test(plot_says_what_it_shows),
     };
 

@@ -315,7 +315,7 @@ static void more_than_the_buffer(void **state)
         for (uint32_t layer = 1; layer < 9; layer++) {
             for (uint32_t i = 0; i < ROWS * 16; i++)
                 look[i] = (uint16_t)((i + pass + layer) % 32);
-            k3_tracer_look(tracer, layer, look);
+            k3_tracer_look(tracer, layer, look, 16);
             for (uint32_t i = 0; i < ROWS; i++) {
                 uint16_t first = (uint16_t)((i + layer * pass) % 29);
 
