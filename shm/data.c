@@ -13,6 +13,7 @@
 
 #define KEEPER_NS 5000000000ull
 #define LOOK_NS 10000000000ull
+#define HUGE_BYTES ((uint64_t)2 << 20)
 
 void k3_data_place(struct k3_data_place *out, const struct k3_seg *s)
 {
@@ -136,7 +137,9 @@ int k3_data_create(struct k3_mem *m, struct k3_seg *s, uint64_t len_bytes, struc
     rc = k3_seg_create_from(s, m->instance, m->what, len_bytes, m->asked, m->numa_node,
                             m->asked == K3_MEM_HUGETLB ? &why : err);
     if (rc < 0 && m->asked == K3_MEM_HUGETLB) {
-        snprintf(m->fallback, sizeof(m->fallback), "%.200s", why.text);
+        snprintf(m->fallback, sizeof(m->fallback),
+                 "%" PRIu64 " hugetlb pages of 2 MiB are not free (%s); raise vm.nr_hugepages",
+                 (len_bytes + HUGE_BYTES - 1) / HUGE_BYTES, strerror(-rc));
         rc = k3_seg_create_from(s, m->instance, m->what, len_bytes, K3_MEM_MEMFD, m->numa_node, err);
     }
     return rc;

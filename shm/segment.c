@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ipc/memory.h"
+
 #define SHM_DIR "/dev/shm"
 #define HUGE_BYTES ((uint64_t)2 << 20)
 #define RENEW_MAX_MS 20000u
@@ -81,21 +83,6 @@ static int fallocate_all(int fd, uint64_t off_bytes, uint64_t len_bytes)
     return -rc;
 }
 
-/* MemAvailable; UINT64_MAX when it cannot be read. */
-static uint64_t mem_available(void)
-{
-    uint64_t kb, bytes = UINT64_MAX;
-    char line[256];
-    FILE *f = fopen("/proc/meminfo", "re");
-
-    while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kb) == 1)
-            bytes = kb * 1024;
-    if (f)
-        fclose(f);
-    return bytes;
-}
-
 static const char *what_of(const char *name)
 {
     const char *what = name;
@@ -109,14 +96,21 @@ static const char *what_of(const char *name)
     return what ? what : "";
 }
 
-/* No file system limits a memfd: without this its reservation would end in the OOM killer. */
-static int refuse_memory(struct k3_err *err, const char *name, uint64_t len_bytes, uint64_t left)
+/* No file system limits a memfd: without this its reservation would end in the OOM killer.  The same
+ * for a /dev/shm that is larger than what is left. */
+static int check_memory(const char *name, uint64_t len_bytes, struct k3_err *err)
 {
-    char asked[32], there[32];
+    struct k3_memory m;
+    char asked[32], there[32], why[2100];
+    uint64_t left;
 
-    return k3_refuse(err, -ENOMEM, "segment %s: asked for %s, %s of memory are available; %s", name,
-                     human(asked, sizeof(asked), len_bytes), human(there, sizeof(there), left),
-                     shrink_hint(what_of(name)));
+    k3_memory_read("", &m);
+    left = k3_memory_left(&m, why, sizeof(why));
+    if (left == K3_MEMORY_NONE || len_bytes <= left)
+        return 0;
+    return k3_refuse(err, -ENOMEM, "segment %s: asked for %s, %s of memory are left (%.200s); %s",
+                     name, human(asked, sizeof(asked), len_bytes),
+                     human(there, sizeof(there), left), why, shrink_hint(what_of(name)));
 }
 
 static int refuse_size(struct k3_err *err, int code, const char *name, uint64_t len_bytes)
@@ -237,7 +231,6 @@ int k3_seg_create_from(struct k3_seg *s, const char *instance, const char *what,
                        enum k3_mem_from from, int numa_node, struct k3_err *err)
 {
     struct statvfs fs;
-    uint64_t left;
     int rc;
 
     *s = (struct k3_seg)K3_SEG_INIT;
@@ -248,9 +241,9 @@ int k3_seg_create_from(struct k3_seg *s, const char *instance, const char *what,
     if (from == K3_MEM_SHM && statvfs(SHM_DIR, &fs) == 0 && fs.f_blocks > 0 &&
         (uint64_t)fs.f_bavail * fs.f_frsize < len_bytes)
         return refuse_size(err, -ENOSPC, s->name, len_bytes);
-    if (from != K3_MEM_HUGETLB && len_bytes >= HUGE_BYTES && (left = mem_available()) < len_bytes)
-        return refuse_memory(err, s->name, len_bytes, left);
-    rc = nameless_file(s, err);
+    rc = from != K3_MEM_HUGETLB && len_bytes >= HUGE_BYTES ? check_memory(s->name, len_bytes, err) : 0;
+    if (rc == 0)
+        rc = nameless_file(s, err);
     if (rc < 0)
         return rc;
     s->len_bytes = len_bytes;
