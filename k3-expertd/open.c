@@ -224,18 +224,17 @@ out:
 static void info(void *arg, cJSON *reply)
 {
     struct k3_expertd *d = arg;
-    uint32_t n_direct, n_files, n_devices;
+    const struct k3_io_files *fs = k3_reader_files(d->reader);
+    uint32_t n_direct = atomic_load_explicit(&fs->n_direct, memory_order_relaxed);
 
-    k3_reader_files(d->reader, &n_direct, &n_files, &n_devices);
     cJSON_AddStringToObject(reply, "model", d->opt.model);
     cJSON_AddStringToObject(reply, "policy", d->opt.policy);
     k3_mem_info(&d->mem, &d->data, reply);
     cJSON_AddStringToObject(reply, "io", k3_reader_how(d->reader));
-    cJSON_AddNumberToObject(reply, "files", n_files);
+    cJSON_AddNumberToObject(reply, "files", fs->n_used);
     cJSON_AddNumberToObject(reply, "files_direct", n_direct);
-    cJSON_AddNumberToObject(reply, "devices", n_devices);
-    cJSON_AddNumberToObject(reply, "io_depth", d->opt.io_depth);
-    cJSON_AddNumberToObject(reply, "io_block_bytes", (double)d->opt.io_block_bytes);
+    cJSON_AddNumberToObject(reply, "devices", fs->n_drives);
+    k3_io_files_info(fs, k3_io_files_block_bytes(fs), reply);
     cJSON_AddNumberToObject(reply, "slots", d->n_slots);
     cJSON_AddNumberToObject(reply, "slot_bytes", (double)d->slot_bytes);
     cJSON_AddNumberToObject(reply, "arena_bytes", (double)d->data_bytes);
@@ -259,7 +258,7 @@ static int open_reader(struct k3_expertd *d, struct k3_err *err)
 {
     struct k3_reader_opts o = {
         .io = d->opt.io,
-        .direct = strcmp(d->opt.direct, "off") != 0,
+        .direct = d->opt.direct,
         .depth = d->opt.io_depth,
         .block_bytes = d->opt.io_block_bytes,
         .slots = d->data.base + d->slots_off_bytes,
@@ -273,20 +272,16 @@ static int open_reader(struct k3_expertd *d, struct k3_err *err)
         .stat_retries = K3_XS_RETRIES,
         .stat_in_flight = K3_XS_IN_FLIGHT,
     };
-    uint32_t n_direct, n_files, n_devices;
+    const struct k3_io_files *fs;
     int rc = k3_reader_open(&d->reader, d->model, &o, err);
 
     if (rc < 0)
         return rc;
-    k3_reader_files(d->reader, &n_direct, &n_files, &n_devices);
-    if (strcmp(d->opt.direct, "on") == 0 && n_direct < n_files)
-        return k3_refuse(err, -ENOTSUP,
-                         "--direct on: %u of %u expert files lie where direct reads are refused; use --direct auto or off",
-                         n_files - n_direct, n_files);
+    fs = k3_reader_files(d->reader);
     if (*k3_reader_why_pread(d->reader))
         k3_log(K3_LOG_WARN, "no_io_uring", "then=pread reason=\"%s\"", k3_reader_why_pread(d->reader));
-    if (o.direct && n_direct < n_files)
-        k3_log(K3_LOG_WARN, "no_direct_reads", "files=%u of=%u then=buffered", n_files - n_direct, n_files);
+    if (strcmp(d->opt.direct, "off") != 0 && fs->n_direct < fs->n_used)
+        k3_log(K3_LOG_WARN, "no_direct_reads", "files=%u of=%u then=buffered", fs->n_used - fs->n_direct, fs->n_used);
     return 0;
 }
 

@@ -29,17 +29,19 @@ bool k3_expertd_options(struct k3_expertd_opts *o, int argc, char **argv, int *s
         .io = "auto",
         .direct = "auto",
         .cache_bytes = 1000000000,
-        .io_block_bytes = 4 << 20,
-        .io_depth = 8,
+        .io_block_bytes = UINT64_MAX,
     };
     const struct k3_opt table[] = {
         { "model", K3_OPT_STRING, &o->model, "DIR", "the checkpoint: config.json and *.safetensors", 0, 0 },
-        { "device", K3_OPT_LIST, &o->devices, "DIR", "a further directory with shards", 0, 0 },
+        { "device", K3_OPT_LIST, &o->devices, "DIR", "read shards from here; several: a shard that is in more than one is read from all of them (--model's own "
+          "directory may be one); what none has comes from --model",
+          0, 0 },
         { "cache-gb", K3_OPT_GB, &o->cache_bytes, "X", "memory for the expert arena, in 10^9 bytes (default 1)", 0, 0 },
         { "policy", K3_OPT_STRING, &o->policy, "NAME", "whom to evict: lru (least recently demanded, default) or lfru (least often, lately)", 0, 0 },
         { "layers", K3_OPT_U32, &o->n_layers, "N", "serve the first N layers of a partial download", 1, K3_MAX_LAYERS },
-        { "io-depth", K3_OPT_U32, &o->io_depth, "N", "blocks in flight on each device (default 8)", 1, 256 },
-        { "io-block", K3_OPT_SIZE, &o->io_block_bytes, "SIZE", "bytes of one read (default 4M)", 0, 0 },
+        { "io-depth", K3_OPT_U32, &o->io_depth, "N",
+          "blocks in flight on each drive (default 0: as measured once and remembered; see k3ctl info)", 0, 256 },
+        { "io-block", K3_OPT_SIZE, &o->io_block_bytes, "SIZE", "bytes of one read (default: as measured)", 0, 0 },
         { "io", K3_OPT_STRING, &o->io, "HOW", "auto, uring or pread (default auto: uring where the kernel lets us)",
           0, 0 },
         { "direct", K3_OPT_STRING, &o->direct, "HOW",
@@ -62,7 +64,9 @@ bool k3_expertd_options(struct k3_expertd_opts *o, int argc, char **argv, int *s
                  k3_policy_names());
         return refuse(status, text);
     }
-    if (o->io_block_bytes < K3_READER_PAGE || o->io_block_bytes > MAX_BLOCK || o->io_block_bytes % K3_READER_PAGE) {
+    if (o->io_block_bytes == UINT64_MAX) {
+        o->io_block_bytes = 0; /* not given: as measured */
+    } else if (o->io_block_bytes < K3_READER_PAGE || o->io_block_bytes > MAX_BLOCK || o->io_block_bytes % K3_READER_PAGE) {
         snprintf(text, sizeof(text), "--io-block %llu: must be a multiple of 4096, from 4K to 1G",
                  (unsigned long long)o->io_block_bytes);
         return refuse(status, text);

@@ -4,27 +4,19 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <stdatomic.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "ipc/daemon.h"
 
 #define PAGE ((uint64_t)K3_READER_PAGE)
 #define TAIL_BYTES (64u << 10) /* a shorter rest joins the block before it: plain splitting doubles the reads */
 
-struct file {
-    int fd, fd_direct; /* -1 none */
-    uint32_t device;
-    bool direct;
-};
 struct load;
 /* One range of an expert: blocks leave it front to back. */
 struct job {
     struct load *load;
-    struct job *prev, *next; /* in its device's queue while blocks are left */
+    struct job *prev, *next; /* in its queue while blocks are left */
     uint64_t off_bytes, end_bytes, need_bytes; /* whole pages of the file; need: where the tensors end */
     uint64_t pos_bytes;      /* in the slot, of off_bytes at the start */
     uint64_t first_bytes;    /* off_bytes at the start */
@@ -47,25 +39,20 @@ struct block {
     struct block *next_free;
     uint64_t off_bytes;
     uint32_t len_bytes, tries;
+    uint32_t copy, tried; /* which copy of the file; those that have failed */
 };
 struct queue { struct job *head, *tail; };
-struct device {
-    uint64_t dev;
-    struct queue demand, prefetch;
-    uint32_t in_flight;
-};
 struct k3_reader {
     const struct k3_model *m;
     struct k3_reader_opts o;
     struct k3_io *io;
     char why_pread[64]; /* io_uring was wanted */
-    struct file *file; /* m->n_files */
-    struct device *device;
+    struct k3_io_files files;
+    struct queue demand, prefetch;
     struct block *block, *free_block;
     struct load **load; /* by slot */
     struct load *done_head, *done_tail;
-    uint32_t n_devices, n_blocks, in_flight, n_used;
-    _Atomic uint32_t n_direct; /* info looks at it from another thread */
+    uint32_t n_blocks, in_flight;
 };
 
 static uint64_t down(uint64_t n)
@@ -105,60 +92,15 @@ int64_t k3_expert_slot_layout(const struct k3_expert_place *p, uint64_t slot_byt
 
 /* ---- files ---- */
 
-static int device_of(struct k3_reader *r, uint64_t dev)
+static int open_file(struct k3_reader *r, uint32_t i, struct k3_err *err)
 {
-    uint32_t i;
-    struct device *more;
+    const struct k3_file *f = &r->m->files[i];
+    const char *paths[1 + K3_IO_COPIES_MAX] = { f->path };
+    size_t n = 1;
 
-    for (i = 0; i < r->n_devices; i++)
-        if (r->device[i].dev == dev)
-            return (int)i;
-    more = realloc(r->device, (r->n_devices + 1) * sizeof(*more));
-    if (!more)
-        return -ENOMEM;
-    r->device = more;
-    r->device[i] = (struct device){ .dev = dev };
-    r->n_devices++;
-    return (int)i;
-}
-
-/* Direct reads work when one of them does: some file systems accept the flag and refuse the read. */
-static int open_direct(const char *path, void *page)
-{
-    int fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
-
-    if (fd >= 0 && pread(fd, page, PAGE, 0) < 0) {
-        close(fd);
-        return -1;
-    }
-    return fd;
-}
-
-static int open_file(struct k3_reader *r, uint32_t i, void *page, struct k3_err *err)
-{
-    const struct k3_file *kf = &r->m->files[i];
-    struct file *f = &r->file[i];
-    struct stat st;
-    int rc;
-
-    f->fd = open(kf->path, O_RDONLY | O_CLOEXEC);
-    if (f->fd < 0 || fstat(f->fd, &st) != 0)
-        return k3_refuse(err, -errno, "open expert file %s: %s", kf->path, strerror(errno));
-    if ((uint64_t)st.st_size != kf->len_bytes)
-        return k3_refuse(err, -ESTALE, "expert file %s: %" PRIu64 " bytes when its header was read, now %" PRIu64,
-                         kf->path, kf->len_bytes, (uint64_t)st.st_size);
-    rc = device_of(r, (uint64_t)st.st_dev);
-    if (rc < 0)
-        return k3_fail(err, rc, "table of devices");
-    f->device = (uint32_t)rc;
-    if (r->o.direct)
-        f->fd_direct = open_direct(kf->path, page);
-    f->direct = f->fd_direct >= 0;
-    if (!f->direct)
-        posix_fadvise(f->fd, 0, 0, POSIX_FADV_RANDOM);
-    r->n_used++;
-    atomic_fetch_add_explicit(&r->n_direct, f->direct, memory_order_relaxed);
-    return 0;
+    for (uint32_t c = 0; c < f->n_copies && c < K3_IO_COPIES_MAX; c++)
+        paths[n++] = f->copies[c];
+    return k3_io_files_add(&r->files, i, paths, n, f->len_bytes, r->o.direct, K3_READER_PAGE, err);
 }
 
 static int open_files(struct k3_reader *r, struct k3_err *err)
@@ -167,14 +109,8 @@ static int open_files(struct k3_reader *r, struct k3_err *err)
     struct k3_expert_place p;
     uint64_t range_pos[K3_EXPERT_TENSORS];
     uint32_t off_bytes[K3_EXPERT_TENSORS];
-    void *page = NULL;
-    int rc = 0;
+    int rc = k3_io_files_open(&r->files, r->m->n_files, err);
 
-    r->file = malloc((r->m->n_files + 1) * sizeof(*r->file));
-    if (!r->file || posix_memalign(&page, PAGE, PAGE) != 0)
-        return k3_fail(err, -ENOMEM, "table of %zu files", r->m->n_files);
-    for (size_t i = 0; i < r->m->n_files; i++)
-        r->file[i] = (struct file){ .fd = -1, .fd_direct = -1 };
     for (uint32_t layer = c->first_dense; layer < c->n_layers && rc == 0; layer++)
         for (uint32_t e = 0; e < c->n_experts && rc == 0; e++) {
             rc = k3_model_expert(r->m, layer, e, &p);
@@ -189,10 +125,11 @@ static int open_files(struct k3_reader *r, struct k3_err *err)
                 if (p.range[i].file >= r->m->n_files)
                     rc = k3_fail(err, -EPROTO, "layer %u expert %u is in file %u of %zu", layer, e, p.range[i].file,
                                  r->m->n_files);
-                else if (r->file[p.range[i].file].fd < 0)
-                    rc = open_file(r, p.range[i].file, page, err);
+                else if (r->files.file[p.range[i].file].n_copies == 0)
+                    rc = open_file(r, p.range[i].file, err);
         }
-    free(page);
+    if (rc == 0)
+        k3_io_files_rates(&r->files, r->o.depth, r->o.block_bytes);
     return rc;
 }
 
@@ -209,7 +146,7 @@ int k3_reader_open(struct k3_reader **out, const struct k3_model *m, const struc
     rc = open_files(r, err);
     if (rc < 0)
         goto fail;
-    r->n_blocks = o->depth * (r->n_devices ? r->n_devices : 1);
+    r->n_blocks = k3_io_files_depth(&r->files);
     r->block = calloc(r->n_blocks, sizeof(*r->block));
     r->load = calloc(o->n_slots, sizeof(struct load *));
     if (!r->block || !r->load) {
@@ -234,9 +171,7 @@ fail:
 
 static struct queue *queue_of(struct k3_reader *r, const struct job *j)
 {
-    struct device *d = &r->device[r->file[j->file].device];
-
-    return j->load->demand ? &d->demand : &d->prefetch;
+    return j->load->demand ? &r->demand : &r->prefetch;
 }
 
 static void enqueue(struct k3_reader *r, struct job *j)
@@ -319,45 +254,65 @@ void k3_reader_promote(struct k3_reader *r, uint32_t slot)
 
 /* ---- blocks ---- */
 
+static const struct k3_io_copy *copy_of(const struct k3_reader *r, const struct block *b)
+{
+    return &r->files.file[b->job->file].copy[b->copy];
+}
+
 static void send_block(struct k3_reader *r, struct block *b)
 {
     struct job *j = b->job;
-    struct file *f = &r->file[j->file];
 
-    b->req.fd = f->direct ? f->fd_direct : f->fd;
+    b->req.fd = copy_of(r, b)->fd;
     b->req.buf = r->o.slots + j->load->slot * r->o.slot_bytes + j->pos_bytes + (b->off_bytes - j->first_bytes);
     b->req.len_bytes = b->len_bytes;
     b->req.off_bytes = b->off_bytes;
     b->req.submit_ns = k3_now_ns();
+    k3_io_sent(&r->files, j->file, b->copy, b->len_bytes);
     r->io->ops->submit(r->io, &b->req);
 }
 
-static void cut_block(struct k3_reader *r, struct device *d, struct job *j)
+static void cut_block(struct k3_reader *r, struct job *j, uint32_t copy)
 {
     struct block *b = r->free_block;
-    uint64_t left = j->end_bytes - j->off_bytes, len = r->o.block_bytes;
+    uint64_t left = j->end_bytes - j->off_bytes;
+    uint64_t len = r->files.drive[r->files.file[j->file].copy[copy].drive].rate.block_bytes;
 
     if (left <= len || left - len < TAIL_BYTES)
         len = left;
     r->free_block = b->next_free;
-    *b = (struct block){ .job = j, .off_bytes = j->off_bytes, .len_bytes = (uint32_t)len };
+    *b = (struct block){ .job = j, .off_bytes = j->off_bytes, .len_bytes = (uint32_t)len, .copy = copy };
     j->off_bytes += len;
     if (j->off_bytes == j->end_bytes)
         dequeue(r, j);
     j->load->blocks_out++;
-    d->in_flight++;
     r->in_flight++;
     send_block(r, b);
 }
 
+/* In the order of the queue; what waits for a busy drive does not hold up what another could read. */
+static void send_queue(struct k3_reader *r, const struct queue *q, uint64_t now_ns)
+{
+    struct job *next;
+
+    for (struct job *j = q->head; j && r->in_flight < r->n_blocks; j = next) {
+        int copy = k3_io_choose(&r->files, j->file, 0, true, now_ns);
+
+        next = j->next;
+        if (copy < 0)
+            continue;
+        cut_block(r, j, (uint32_t)copy);
+        if (j->queued)
+            next = j;
+    }
+}
+
 void k3_reader_submit(struct k3_reader *r)
 {
-    for (uint32_t i = 0; i < r->n_devices; i++) {
-        struct device *d = &r->device[i];
+    uint64_t now_ns = k3_now_ns();
 
-        while (d->in_flight < r->o.depth && (d->demand.head || d->prefetch.head))
-            cut_block(r, d, d->demand.head ? d->demand.head : d->prefetch.head);
-    }
+    send_queue(r, &r->demand, now_ns);
+    send_queue(r, &r->prefetch, now_ns);
     r->io->ops->flush(r->io);
     k3_stat_set(r->o.stats, r->o.stat_in_flight, r->in_flight);
 }
@@ -381,31 +336,52 @@ static bool jobs_queued(const struct load *l)
     return false;
 }
 
+/* The block's copy has failed: goes to another one.  False when all have. */
+static bool other_copy(struct k3_reader *r, struct block *b, int errnum)
+{
+    const struct k3_io_file *f = &r->files.file[b->job->file];
+    uint64_t now_ns = k3_now_ns();
+    bool news = k3_io_set_bad(&r->files, b->job->file, b->copy, now_ns);
+    int next;
+
+    b->tried |= 1u << b->copy;
+    next = k3_io_choose(&r->files, b->job->file, b->tried, false, now_ns);
+    if (next < 0)
+        return false;
+    if (news)
+        k3_log(K3_LOG_WARN, "copy_failed", "file=%s errno=%d text=\"%s\" then=%s", f->copy[b->copy].path, errnum,
+               strerror(errnum), f->copy[next].path);
+    b->copy = (uint32_t)next;
+    b->tries = 0;
+    return true;
+}
+
 /* What follows from one read: true when the block is over, false when it was sent again. */
 static bool block_back(struct k3_reader *r, struct block *b)
 {
     int res = b->req.res;
     struct job *j = b->job;
-    struct file *f = &r->file[j->file];
+    const struct k3_io_copy *f = copy_of(r, b);
+    bool direct = f->direct;
     uint64_t need = j->need_bytes > b->off_bytes ? j->need_bytes - b->off_bytes : 0;
     uint64_t got;
 
+    k3_io_back(&r->files, j->file, b->copy, b->len_bytes, res);
     if (need > b->len_bytes)
         need = b->len_bytes;
     if (res >= 0 && (uint64_t)res >= need) {
         k3_stat_hist(r->o.stats, r->o.stat_read_ns, k3_now_ns() - b->req.submit_ns);
         k3_stat_add(r->o.stats, r->o.stat_reads, 1);
         k3_stat_add(r->o.stats, r->o.stat_bytes, (uint64_t)res);
-        if (!f->direct) /* the arena is the cache: the pages need not stay a second time */
+        if (!direct) /* the arena is the cache: the pages need not stay a second time */
             posix_fadvise(f->fd, (off_t)b->off_bytes, b->len_bytes, POSIX_FADV_DONTNEED);
         return true;
     }
     if (j->load->status < 0)
         return true;
-    if (res == -EINVAL && f->direct) {
-        f->direct = false;
-        atomic_fetch_sub_explicit(&r->n_direct, 1, memory_order_relaxed);
-        k3_log(K3_LOG_WARN, "direct_read_refused", "file=%s then=buffered", r->m->files[j->file].path);
+    if (res == -EINVAL && direct) {
+        if (k3_io_set_buffered(&r->files, j->file, b->copy))
+            k3_log(K3_LOG_WARN, "direct_read_refused", "file=%s then=buffered", f->path);
         send_block(r, b);
         return false;
     }
@@ -414,7 +390,7 @@ static bool block_back(struct k3_reader *r, struct block *b)
     b->off_bytes += got;
     b->len_bytes -= (uint32_t)got;
     k3_stat_add(r->o.stats, r->o.stat_bytes, got);
-    if (got == 0 && ++b->tries >= K3_READ_TRIES) {
+    if (got == 0 && ++b->tries >= K3_READ_TRIES && !other_copy(r, b, res < 0 ? -res : ENODATA)) {
         load_failed(r, j->load, b, res < 0 ? res : -ENODATA);
         return true;
     }
@@ -446,7 +422,6 @@ static void reap(struct k3_reader *r)
         next = done->next;
         if (!block_back(r, b))
             continue;
-        r->device[r->file[b->job->file].device].in_flight--;
         r->in_flight--;
         b->next_free = r->free_block;
         r->free_block = b;
@@ -489,11 +464,9 @@ const char *k3_reader_why_pread(const struct k3_reader *r)
     return r->why_pread;
 }
 
-void k3_reader_files(const struct k3_reader *r, uint32_t *n_direct, uint32_t *n_files, uint32_t *n_devices)
+const struct k3_io_files *k3_reader_files(const struct k3_reader *r)
 {
-    *n_direct = atomic_load_explicit(&r->n_direct, memory_order_relaxed);
-    *n_files = r->n_used;
-    *n_devices = r->n_devices;
+    return &r->files;
 }
 
 /* Waits for the reads in flight without sending more; false when some are out after five seconds. */
@@ -502,8 +475,7 @@ static bool let_land(struct k3_reader *r)
     uint64_t until_ns = k3_now_ns() + 5000000000ull;
     const struct timespec ms = { 0, 1000000 };
 
-    for (uint32_t i = 0; i < r->n_devices; i++)
-        r->device[i].demand.head = r->device[i].prefetch.head = NULL;
+    r->demand.head = r->prefetch.head = NULL;
     for (reap(r); r->in_flight; reap(r)) {
         if (k3_now_ns() > until_ns)
             return false;
@@ -520,12 +492,7 @@ void k3_reader_close(struct k3_reader *r)
     if (r->io && !let_land(r))
         return; /* the kernel still writes: the process ends with everything in place */
     k3_io_close(r->io);
-    for (size_t i = 0; r->file && i < r->m->n_files; i++) {
-        if (r->file[i].fd >= 0)
-            close(r->file[i].fd);
-        if (r->file[i].fd_direct >= 0)
-            close(r->file[i].fd_direct);
-    }
+    k3_io_files_close(&r->files);
     for (uint32_t i = 0; r->load && i < r->o.n_slots; i++)
         free(r->load[i]);
     while (r->done_head) {
@@ -535,8 +502,6 @@ void k3_reader_close(struct k3_reader *r)
         free(l);
     }
     free(r->load);
-    free(r->file);
-    free(r->device);
     free(r->block);
     free(r);
 }

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "io/files.h"
 #include "io/io.h"
 #include "model/model.h"
 #include "shm/stats.h"
@@ -15,9 +16,9 @@
 
 struct k3_reader_opts {
     const char *io; /* "auto", "uring", "pread" */
-    bool direct;    /* wanted; fallen back from when the machine has none */
-    uint32_t depth;     /* blocks in flight on each device */
-    uint64_t block_bytes;
+    const char *direct; /* "auto", "on", "off" */
+    uint32_t depth;       /* blocks in flight on each drive; 0: as calibrated */
+    uint64_t block_bytes; /* 0: as calibrated */
     uint8_t *slots;     /* slot i at i * slot_bytes, page-aligned */
     uint64_t slot_bytes;
     uint32_t n_slots;
@@ -51,10 +52,10 @@ struct k3_read_done {
 bool k3_reader_done(struct k3_reader *r, struct k3_read_done *out);
 /* Blocks in flight. */
 uint32_t k3_reader_in_flight(const struct k3_reader *r);
-/* How it reads, for info and the log: "io_uring" or "pread"; files read directly, of all. */
+/* How it reads, for info and the log: "io_uring" or "pread"; and what is open. */
 const char *k3_reader_how(const struct k3_reader *r);
 const char *k3_reader_why_pread(const struct k3_reader *r); /* "" when pread was not fallen back to */
-void k3_reader_files(const struct k3_reader *r, uint32_t *n_direct, uint32_t *n_files, uint32_t *n_devices);
+const struct k3_io_files *k3_reader_files(const struct k3_reader *r);
 
 /* Where the ranges and tensors of an expert lie in its slot: each range in whole pages of its own, at (file offset mod
  * page) in the first.  Returns the bytes used, or -EOVERFLOW when that is more than slot_bytes. */

@@ -51,7 +51,7 @@ const struct k3_stat_def k3_trunkd_stats[K3_TS_N] = {
 
 static void add_info(const struct k3_trunkd *d, cJSON *reply)
 {
-    uint32_t n_direct = atomic_load_explicit(&d->n_files_direct, memory_order_relaxed);
+    uint32_t n_direct = atomic_load_explicit(&d->files.n_direct, memory_order_relaxed);
     cJSON_AddStringToObject(reply, "model", d->opt.model);
     cJSON_AddNumberToObject(reply, "layers", d->model->cfg.n_layers);
     cJSON_AddNumberToObject(reply, "pieces", (double)d->layout.n_pieces);
@@ -65,12 +65,11 @@ static void add_info(const struct k3_trunkd *d, cJSON *reply)
                             (double)atomic_load_explicit(&d->huge_bytes, memory_order_relaxed));
     k3_mem_info(&d->mem, &d->data, reply);
     cJSON_AddStringToObject(reply, "io", d->io->ops->name);
-    cJSON_AddNumberToObject(reply, "io_depth", d->opt.io_depth);
-    cJSON_AddNumberToObject(reply, "io_block_bytes", (double)d->stream.block_bytes);
+    k3_io_files_info(&d->files, d->stream.block_bytes, reply);
     cJSON_AddNumberToObject(reply, "align_bytes", d->layout.align_bytes);
-    cJSON_AddNumberToObject(reply, "files", d->n_files_used);
+    cJSON_AddNumberToObject(reply, "files", d->files.n_used);
     cJSON_AddNumberToObject(reply, "files_direct", n_direct);
-    cJSON_AddBoolToObject(reply, "direct", n_direct == d->n_files_used);
+    cJSON_AddBoolToObject(reply, "direct", n_direct == d->files.n_used);
     cJSON_AddBoolToObject(reply, "taken_over", d->taken_over);
     cJSON_AddBoolToObject(reply, "shared_drive", d->opt.shared_drive);
     cJSON_AddStringToObject(reply, "verify", k3_tverify_how(d));
@@ -229,18 +228,18 @@ static void collapse(struct k3_trunkd *d)
 static int open_io(struct k3_trunkd *d, struct k3_err *err)
 {
     char reason[64];
-    int rc = k3_io_open(&d->io, d->opt.io, d->opt.io_depth, -1, reason, err);
+    int rc = k3_io_open(&d->io, d->opt.io, k3_io_files_depth(&d->files), -1, reason, err);
 
     if (rc < 0)
         return rc;
     if (strcmp(d->opt.io, "pread") == 0)
         snprintf(reason, sizeof(reason), "--io pread");
     if (!*reason &&
-        atomic_load_explicit(&d->n_files_direct, memory_order_relaxed) == d->n_files_used)
+        atomic_load_explicit(&d->files.n_direct, memory_order_relaxed) == d->files.n_used)
         return k3_reads_open(d, err);
     k3_log(K3_LOG_WARN, "io_fallback", "io=%s reason=\"%s\" files=%u files_direct=%u",
-           d->io->ops->name, reason, d->n_files_used,
-           atomic_load_explicit(&d->n_files_direct, memory_order_relaxed));
+           d->io->ops->name, reason, d->files.n_used,
+           atomic_load_explicit(&d->files.n_direct, memory_order_relaxed));
     return k3_reads_open(d, err);
 }
 
@@ -329,8 +328,8 @@ int k3_trunkd_open(struct k3_trunkd *d, struct k3_err *err)
            " stream_pass_bytes=%" PRIu64 " io=%s files=%u files_direct=%u huge_bytes=%" PRIu64
            " taken_over=%d",
            k3_daemon_generation(d->daemon), l->n_pieces, l->n_pinned, l->pinned_payload_bytes,
-           l->ring_bytes, l->pass_bytes, d->io->ops->name, d->n_files_used,
-           atomic_load_explicit(&d->n_files_direct, memory_order_relaxed),
+           l->ring_bytes, l->pass_bytes, d->io->ops->name, d->files.n_used,
+           atomic_load_explicit(&d->files.n_direct, memory_order_relaxed),
            atomic_load_explicit(&d->huge_bytes, memory_order_relaxed), d->taken_over);
     return 0;
 }

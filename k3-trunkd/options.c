@@ -24,7 +24,10 @@ bool k3_trunkd_options(struct k3_trunkd_opt *o, int argc, char **argv, int *stat
     const struct k3_opt table[] = {
         { "model", K3_OPT_STRING, &o->model, "DIR", "the checkpoint: config.json and *.safetensors",
           0, 0 },
-        { "device", K3_OPT_LIST, &o->devices, "DIR", "look for shards here first", 0, 0 },
+        { "device", K3_OPT_LIST, &o->devices, "DIR",
+          "read shards from here; several: a shard that is in more than one is read from all of them "
+          "(--model's own directory may be one); what none has comes from --model",
+          0, 0 },
         { "trunk-gb", K3_OPT_GB, &o->trunk_bytes, "X",
           "memory for the trunk in 10^9 bytes: the ring, and what is left of it pinned (default 1)",
           0, 0 },
@@ -33,10 +36,11 @@ bool k3_trunkd_options(struct k3_trunkd_opt *o, int argc, char **argv, int *stat
           1 << 20 },
         { "layers", K3_OPT_U32, &o->n_layers, "N", "only the first N layers (partial downloads)", 1,
           K3_MAX_LAYERS },
-        { "io-depth", K3_OPT_U32, &o->io_depth, "N", "reads in flight (default 8)", 1,
+        { "io-depth", K3_OPT_U32, &o->io_depth, "N",
+          "reads in flight on each drive (default 0: as measured once and remembered; see k3ctl info)", 0,
           K3_IO_DEPTH_MAX },
         { "io-block", K3_OPT_SIZE, &o->io_block_bytes, "SIZE",
-          "bytes of one read, 64K to 1G (default 4M)", 0, 0 },
+          "bytes of one read, 64K to 1G (default: as measured)", 0, 0 },
         { "shared-drive", K3_OPT_FLAG, &o->shared_drive, NULL,
           "the drive also serves k3-expertd: one read in flight while computed waits for an expert",
           0, 0 },
@@ -57,6 +61,7 @@ bool k3_trunkd_options(struct k3_trunkd_opt *o, int argc, char **argv, int *stat
     };
     char text[32];
 
+    o->io_block_bytes = UINT64_MAX;
     if (k3_opts_parse(table, K3_TRUNKD_NAME,
                       "reads the dense trunk from disk and streams it to k3-computed", argc, argv,
                       NULL, status))
@@ -66,7 +71,9 @@ bool k3_trunkd_options(struct k3_trunkd_opt *o, int argc, char **argv, int *stat
                      "--model DIR is needed: the directory with config.json and *.safetensors%s",
                      "");
     snprintf(text, sizeof(text), "%" PRIu64, o->io_block_bytes);
-    if (o->io_block_bytes < K3_IO_BLOCK_MIN || o->io_block_bytes > K3_IO_BLOCK_MAX)
+    if (o->io_block_bytes == UINT64_MAX)
+        o->io_block_bytes = 0; /* not given: as measured */
+    else if (o->io_block_bytes < K3_IO_BLOCK_MIN || o->io_block_bytes > K3_IO_BLOCK_MAX)
         return usage(status, "--io-block %s: must be 64K to 1G", text);
     snprintf(text, sizeof(text), "%" PRIu32, o->ring_mb);
     if (o->ring_mb % 2)

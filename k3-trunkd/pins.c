@@ -90,7 +90,7 @@ static void begin_piece(struct k3_trunkd *d)
     p->queued_bytes = 0;
     p->n_todo--;
     p->pin[p->piece] = (struct k3_pin){ 0, 0 };
-    for (; left; left -= k3_cut_bytes(left, d->opt.io_block_bytes))
+    for (; left; left -= k3_cut_bytes(left, d->block_bytes))
         p->pin[p->piece].n_blocks_left++;
 }
 
@@ -112,9 +112,9 @@ void k3_pins_start(struct k3_trunkd *d, struct k3_read *r)
     r->file = d->model->matrices[piece->matrix].file;
     r->buf = d->data.base + first + p->queued_bytes;
     r->off_bytes = piece->off_bytes - piece->off_bytes % a + p->queued_bytes;
-    r->len_bytes = k3_cut_bytes(span - p->queued_bytes, d->opt.io_block_bytes);
+    r->len_bytes = k3_cut_bytes(span - p->queued_bytes, d->block_bytes);
     r->need_bytes = used - p->queued_bytes < r->len_bytes ? used - p->queued_bytes : r->len_bytes;
-    changed = p->queued_bytes == 0 ? k3_tfile_check(d, r->file) : p->pin[p->piece].err;
+    changed = p->queued_bytes == 0 ? k3_io_check(&d->files, r->file, k3_now_ns()) : p->pin[p->piece].err;
     p->queued_bytes += r->len_bytes;
     if (p->queued_bytes == span)
         p->piece = -1; /* the cursor stays: a seek may have moved it meanwhile */

@@ -16,7 +16,7 @@ static void count(struct k3_trunkd *d, enum k3_trunkd_stat id, uint64_t v)
 
 int k3_reads_open(struct k3_trunkd *d, struct k3_err *err)
 {
-    uint32_t n_reads = 2 * d->opt.io_depth;
+    uint32_t n_reads = 2 * k3_io_files_depth(&d->files);
 
     d->reads = calloc(n_reads, sizeof(*d->reads));
     if (!d->reads)
@@ -57,11 +57,12 @@ static void send_rest(struct k3_trunkd *d, struct k3_read *r)
 {
     uint64_t from = r->got_bytes - r->got_bytes % d->layout.align_bytes;
 
-    r->req.fd = d->files[r->file].fd;
+    r->req.fd = d->files.file[r->file].copy[r->copy].fd;
     r->req.buf = r->buf + from;
     r->req.off_bytes = r->off_bytes + from;
     r->req.len_bytes = (uint32_t)(r->len_bytes - from);
     r->req.submit_ns = k3_now_ns();
+    k3_io_sent(&d->files, r->file, r->copy, r->req.len_bytes);
     d->io->ops->submit(d->io, &r->req);
     d->n_in_flight++;
 }
@@ -71,40 +72,58 @@ void k3_read_start(struct k3_trunkd *d, struct k3_read *r)
     send_rest(d, r);
 }
 
+/* Failed for good on this copy: once more from another one, or r is done with the error. */
+static bool failed(struct k3_trunkd *d, struct k3_read *r, int errnum)
+{
+    int next;
+
+    r->tried |= 1u << r->copy;
+    next = k3_tfile_next(d, r->file, r->copy, r->tried, errnum);
+    if (next < 0) {
+        r->err = errnum;
+        return r->done = true;
+    }
+    r->copy = (uint32_t)next;
+    r->n_idle = 0;
+    count(d, K3_TS_RETRIES, 1);
+    send_rest(d, r);
+    return false;
+}
+
 bool k3_read_complete(struct k3_trunkd *d, struct k3_read *r)
 {
     int32_t res = r->req.res;
     uint64_t from = (uint64_t)(r->req.buf - r->buf);
+    bool direct = d->files.file[r->file].copy[r->copy].direct;
 
     d->n_in_flight--;
+    k3_io_back(&d->files, r->file, r->copy, r->req.len_bytes, res);
     if (d->daemon)
         k3_stat_hist(k3_daemon_stats(d->daemon), K3_TS_READ_NS, k3_now_ns() - r->req.submit_ns);
     count(d, K3_TS_READS, 1);
     if (res > 0) {
         count(d, K3_TS_READ_BYTES, (uint64_t)res);
         /* Streamed weights would only push others out of the page cache. */
-        if (!d->files[r->file].direct)
+        if (!direct)
             (void)posix_fadvise(r->req.fd, (off_t)r->req.off_bytes, res, POSIX_FADV_DONTNEED);
     }
     if (res >= 0 && from + (uint64_t)res > r->got_bytes) {
         r->got_bytes = from + (uint64_t)res;
         r->n_idle = 0;
     } else if (res >= 0) {
-        r->err = r->got_bytes >= r->need_bytes ? 0 : ENODATA; /* the file has ended */
+        if (r->got_bytes < r->need_bytes) /* the file has ended */
+            return failed(d, r, ENODATA);
         return r->done = true;
-    } else if (res == -EINVAL && d->files[r->file].direct) {
-        k3_tfile_set_buffered(d, r->file);
+    } else if (res == -EINVAL && direct) {
+        k3_tfile_set_buffered(d, r->file, r->copy);
     } else if (res == -EINTR || res == -EAGAIN || (res == -EINVAL && r->n_idle == 0) ||
                (res == -EIO && r->n_idle == 0)) {
         /* EINVAL once more: another read of this file may have switched O_DIRECT off while this one
          * was under way. */
-        if (++r->n_idle > IDLE_MAX) {
-            r->err = -res;
-            return r->done = true;
-        }
+        if (++r->n_idle > IDLE_MAX)
+            return failed(d, r, -res);
     } else {
-        r->err = -res;
-        return r->done = true;
+        return failed(d, r, -res);
     }
     if (r->got_bytes >= r->need_bytes)
         return r->done = true;

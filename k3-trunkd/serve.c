@@ -15,11 +15,12 @@ static unsigned depth_now(const struct k3_trunkd *d)
     if (d->opt.shared_drive &&
         atomic_load_explicit(&d->ctl->b.blocked_on_expert, memory_order_relaxed))
         return 1;
-    return d->opt.io_depth;
+    return d->io->depth; /* a read that goes on to another copy may exceed its drive's depth, not this */
 }
 
 /* Begins reads in the order in which computed will want the bytes: the stream, and before it the
- * pins that come earlier in the schedule.  While the ring is full pins go ahead. */
+ * pins that come earlier in the schedule.  While the ring is full pins go ahead.  Each goes to the
+ * copy whose drive has the least to do; when that one has enough, the next read waits for it. */
 void k3_trunkd_begin_reads(struct k3_trunkd *d)
 {
     unsigned depth = depth_now(d);
@@ -29,19 +30,25 @@ void k3_trunkd_begin_reads(struct k3_trunkd *d)
         struct k3_block block;
         struct k3_read *r;
         uint64_t pin_pass;
-        uint32_t pin_piece;
+        uint32_t pin_piece, file;
         bool room = false;
         bool stream = k3_stream_peek(d, &block, &room);
         bool pin = k3_pins_peek(d, &pin_pass, &pin_piece);
+        int copy;
 
         full = stream && !room;
         if (pin && stream && room)
             pin = pin_pass < block.pass || (pin_pass == block.pass && pin_piece < block.piece);
         if (!pin && !(stream && room))
             break;
+        file = pin ? d->model->matrices[d->model->pieces[pin_piece].matrix].file : block.file;
+        copy = k3_io_choose(&d->files, file, 0, true, k3_now_ns());
+        if (copy < 0)
+            break;
         r = k3_read_take(d);
         if (!r) /* finished ones still wait for an older one */
             break;
+        r->copy = (uint32_t)copy;
         if (pin)
             k3_pins_start(d, r);
         else

@@ -16,7 +16,7 @@ void k3_stream_open(struct k3_trunkd *d, bool ring_dirty)
 {
     d->stream = (struct k3_stream){ .ring_dirty = ring_dirty };
     d->stream.newest = &d->stream.oldest;
-    d->stream.block_bytes = k3_ring_block_bytes(d->opt.io_block_bytes, d->layout.ring_bytes,
+    d->stream.block_bytes = k3_ring_block_bytes(d->block_bytes, d->layout.ring_bytes,
                                                 d->layout.align_bytes);
 }
 
@@ -139,7 +139,7 @@ void k3_stream_start(struct k3_trunkd *d, struct k3_read *r, const struct k3_blo
     d->stream.newest = &r->next;
     d->stream.n_in_flight++;
     if (b->first_of_run)
-        r->err = k3_tfile_check(d, r->file);
+        r->err = k3_io_check(&d->files, r->file, k3_now_ns());
     if (r->err) {
         r->done = true;
         k3_stream_publish(d);

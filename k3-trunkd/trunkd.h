@@ -6,6 +6,7 @@
 
 #include <pthread.h>
 
+#include "io/files.h"
 #include "io/io.h"
 #include "ipc/daemon.h"
 #include "k3-trunkd/runs.h"
@@ -27,8 +28,8 @@ struct k3_trunkd_opt {
     uint64_t trunk_bytes;       /* --trunk-gb: pinned area and ring */
     uint32_t ring_mb;           /* 0 = default */
     uint32_t n_layers;          /* 0 = all */
-    uint32_t io_depth;
-    uint64_t io_block_bytes;
+    uint32_t io_depth;       /* 0: as calibrated */
+    uint64_t io_block_bytes; /* 0: as calibrated */
     bool shared_drive;
     const char *io;     /* "auto", "uring", "pread" */
     const char *direct; /* "auto", "on", "off" */
@@ -37,7 +38,7 @@ struct k3_trunkd_opt {
 };
 #define K3_TRUNKD_OPT_INIT                                                                         \
     {                                                                                              \
-        K3_DAEMON_OPTS_INIT, NULL, K3_MEM_OPTS_INIT, { { NULL }, 0 }, 1000000000u, 0, 0, 8, 4u << 20, false, "auto", \
+        K3_DAEMON_OPTS_INIT, NULL, K3_MEM_OPTS_INIT, { { NULL }, 0 }, 1000000000u, 0, 0, 0, 0, false, "auto",        \
             "auto"                                                                                 \
     }
 
@@ -69,17 +70,12 @@ enum k3_trunkd_stat {
 };
 extern const struct k3_stat_def k3_trunkd_stats[K3_TS_N];
 
-/* One weight file, open as long as the daemon lives. */
-struct k3_tfile {
-    int fd;      /* -1: the schedule reads nothing of it */
-    bool direct; /* O_DIRECT is on */
-};
-
 enum k3_read_kind { K3_READ_STREAM, K3_READ_PIN };
 struct k3_read { /* one read; lives in k3_trunkd.reads */
     struct k3_io_req req;
     enum k3_read_kind kind;
     uint32_t file, piece;
+    uint32_t copy, tried; /* which copy of the file; those that have failed */
     uint8_t *buf;                              /* of the whole range */
     uint64_t off_bytes, len_bytes, need_bytes; /* of the whole range */
     uint64_t got_bytes;                        /* from its beginning */
@@ -137,7 +133,8 @@ struct k3_trunkd {
     struct k3_model *model;
     struct k3_layout layout;
     struct k3_runs runs;
-    struct k3_tfile *files;
+    struct k3_io_files files;
+    uint64_t block_bytes; /* of one read: the largest that a drive wants */
     struct k3_seg ctl_seg, data;
     struct k3_mem mem; /* what data is made of */
     bool owns_names; /* the segments' names are ours to remove */
@@ -146,7 +143,7 @@ struct k3_trunkd {
     _Atomic uint32_t *flags;
     uint8_t *ring;
     struct k3_io *io;
-    struct k3_read *reads; /* twice io_depth: finished ones wait here for an older one */
+    struct k3_read *reads; /* twice the drives' depth: finished ones wait here for an older one */
     struct k3_read *free_reads;
     unsigned n_in_flight;
     struct k3_stream stream;
@@ -155,8 +152,6 @@ struct k3_trunkd {
     bool news; /* something was published since computed's bell was rung last */
     /* for info, which runs on the control thread */
     bool taken_over;
-    uint32_t n_files_used;
-    _Atomic uint32_t n_files_direct;
     _Atomic uint64_t huge_bytes;
     pthread_mutex_t info_lock; /* guards opened: info looks at nothing unless it is set */
     bool opened;
@@ -189,10 +184,9 @@ int k3_trunkd_serve(struct k3_trunkd *d, struct k3_err *err);
 /* files.c */
 int k3_tfiles_open(struct k3_trunkd *d, struct k3_err *err);
 void k3_tfiles_close(struct k3_trunkd *d);
-/* 0, or the positive errno that a file earns that is no longer what was opened: ESTALE when its
- * size changed. */
-int k3_tfile_check(const struct k3_trunkd *d, uint32_t file);
-void k3_tfile_set_buffered(struct k3_trunkd *d, uint32_t file); /* O_DIRECT was refused by a read */
+void k3_tfile_set_buffered(struct k3_trunkd *d, uint32_t file, uint32_t copy); /* O_DIRECT was refused */
+/* A copy has failed with errnum: marks it.  The copy to try next, or -1; tried: bits of those that have failed. */
+int k3_tfile_next(struct k3_trunkd *d, uint32_t file, uint32_t copy, uint32_t tried, int errnum);
 /* Reads [off, off + len) of a file at once; *out points into scratch, which is grown as needed
  * (free() it). */
 struct k3_scratch {

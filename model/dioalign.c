@@ -33,6 +33,10 @@ uint32_t k3_model_dio_align(const struct k3_model *m)
         uint32_t a = file_align(m->files[i].path);
 
         align = a > align ? a : align;
+        for (uint32_t c = 0; c < m->files[i].n_copies; c++) {
+            a = file_align(m->files[i].copies[c]);
+            align = a > align ? a : align;
+        }
     }
     return align;
 }

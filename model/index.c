@@ -42,7 +42,7 @@ void k3_index_close(struct k3_index *ix)
     if (!ix)
         return;
     for (size_t i = 0; i < ix->n_files; i++)
-        free(ix->files[i].path);
+        k3_file_free(&ix->files[i]);
     free(ix->files);
     free(ix->tensors);
     free(ix->names);
@@ -73,11 +73,56 @@ int k3_index_add_file(struct k3_index *ix, const char *path, uint64_t len_bytes,
         ix->files = p;
         ix->cap_files = cap;
     }
-    ix->files[ix->n_files] = (struct k3_file){ strdup(path), len_bytes, dev, ino };
+    ix->files[ix->n_files] = (struct k3_file){ strdup(path), len_bytes, dev, ino, NULL, 0 };
     if (!ix->files[ix->n_files].path)
         return k3_fail(err, -ENOMEM, "no memory for a file name");
     ix->n_files++;
     return 0;
+}
+
+void k3_file_free(struct k3_file *f)
+{
+    for (uint32_t i = 0; i < f->n_copies; i++)
+        free(f->copies[i]);
+    free(f->copies);
+    free(f->path);
+    *f = (struct k3_file){ NULL };
+}
+
+static int add_copy(struct k3_file *f, const char *path, struct k3_err *err)
+{
+    char **more = reallocarray(f->copies, f->n_copies + 1u, sizeof(*more));
+
+    if (!more)
+        return k3_fail(err, -ENOMEM, "no memory for a file name");
+    f->copies = more;
+    f->copies[f->n_copies] = strdup(path);
+    if (!f->copies[f->n_copies])
+        return k3_fail(err, -ENOMEM, "no memory for a file name");
+    f->n_copies++;
+    return 0;
+}
+
+int k3_file_copy(struct k3_file *out, const struct k3_file *from, struct k3_err *err)
+{
+    int rc = 0;
+
+    *out = *from;
+    out->copies = NULL;
+    out->n_copies = 0;
+    out->path = strdup(from->path);
+    if (!out->path)
+        rc = k3_fail(err, -ENOMEM, "no memory for a file name");
+    for (uint32_t i = 0; i < from->n_copies && rc == 0; i++)
+        rc = add_copy(out, from->copies[i], err);
+    if (rc < 0)
+        k3_file_free(out);
+    return rc;
+}
+
+int k3_index_add_copy(struct k3_index *ix, size_t file, const char *path, struct k3_err *err)
+{
+    return add_copy(&ix->files[file], path, err);
 }
 
 static const char *file_name(const struct k3_index *ix, uint16_t file)

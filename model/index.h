@@ -22,6 +22,8 @@ struct k3_file {
     char *path;         /* full path, owned */
     uint64_t len_bytes; /* size at open */
     uint64_t dev, ino;
+    char **copies; /* full paths of the same file in further device directories; owned */
+    uint32_t n_copies;
 };
 
 struct k3_tensor {
@@ -36,10 +38,12 @@ struct k3_tensor {
 
 struct k3_index;
 
-/* Opens every *.safetensors of the directories (a shard found in several counts once, first directory wins)
- * and parses all headers.  Refused (exit 2, one line): a header length beyond the file, JSON that is not a
+/* Opens every *.safetensors of the directories and parses all headers.  The directories are the devices, then the model
+ * directory.  A shard that is in several devices is one file with copies; the model directory only gives what no device
+ * has (it may also be named as a device).  Refused (exit 2, one line): a header length beyond the file, JSON that is not a
  * header, overlapping or out-of-range offsets, lengths that disagree with shape and dtype, duplicate names,
- * a truncated shard, no shard at all; and where a model.safetensors.index.json is there (first directory wins),
+ * a truncated shard, no shard at all, a device that has none, the same device twice, a shard
+ * that differs in size or header between two directories; and where a model.safetensors.index.json is there (first directory wins),
  * a tensor that it puts in another of the files that are there.  Files are in the order of their base names,
  * whatever directory they are in.  On success *out is the caller's; k3_index_close() accepts NULL. */
 int k3_index_open(struct k3_index **out, const char *const *dirs, size_t n_dirs, struct k3_err *err);
@@ -57,6 +61,11 @@ const char *k3_index_name(const struct k3_index *ix, const struct k3_tensor *t);
 /* Adds a file that headers may be parsed for (path is copied); its number is the number of files before. */
 int k3_index_add_file(struct k3_index *ix, const char *path, uint64_t len_bytes, uint64_t dev, uint64_t ino,
                       struct k3_err *err);
+/* Another path of file `file`: the same bytes on another device. */
+int k3_index_add_copy(struct k3_index *ix, size_t file, const char *path, struct k3_err *err);
+/* A file of its own with what `from` says, and its end. */
+int k3_file_copy(struct k3_file *out, const struct k3_file *from, struct k3_err *err);
+void k3_file_free(struct k3_file *f);
 /* The part of a path after its last slash. */
 const char *k3_index_base_name(const char *path);
 /* The file in which the model.safetensors.index.json puts `name`, into out; false when nothing says so. */

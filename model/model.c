@@ -28,10 +28,8 @@ int k3_build_file(struct k3_build *b, const struct k3_tensor *t, uint16_t *out, 
     if (b->file_map[t->file] == UINT16_MAX) {
         if (m->n_files == UINT16_MAX)
             return k3_refuse(err, -E2BIG, "more than %u safetensors files in use", UINT16_MAX - 1u);
-        m->files[m->n_files] = *from;
-        m->files[m->n_files].path = strdup(from->path);
-        if (!m->files[m->n_files].path)
-            return k3_fail(err, -ENOMEM, "no memory for a file name");
+        if (k3_file_copy(&m->files[m->n_files], from, err) < 0)
+            return -ENOMEM;
         b->file_map[t->file] = (uint16_t)m->n_files++;
     }
     *out = b->file_map[t->file];
@@ -294,7 +292,7 @@ static void *shrink(void *p, size_t n, size_t one)
     return q ? q : p;
 }
 
-/* A device directory holds copies that are faster to read: they come before the model directory's own. */
+/* The devices, then the model directory. */
 static int open_index(struct k3_build *b, const struct k3_model_opts *opts, struct k3_err *err)
 {
     const char **dirs = malloc(opts->n_dirs * sizeof(*dirs));
@@ -357,7 +355,7 @@ void k3_model_close(struct k3_model *m)
     if (!m)
         return;
     for (size_t i = 0; i < m->n_files; i++)
-        free(m->files[i].path);
+        k3_file_free(&m->files[i]);
     free(m->files);
     free(m->matrices);
     free(m->pieces);

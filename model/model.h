@@ -98,8 +98,8 @@ struct k3_model {
 };
 
 struct k3_model_opts {
-    const char *const *dirs; /* model directory first, then device directories; a shard that lies in both is read
-                              * from the device */
+    const char *const *dirs; /* model directory first, then device directories: a shard is read from all devices that
+                              * have it (k3_file.copies), from the model directory when none has */
     size_t n_dirs;
     uint32_t n_layers; /* --layers; 0 = all */
     bool want_experts;

@@ -67,7 +67,7 @@ stop() { # stop: SIGTERM ends it with 0 within two seconds
 @test "a block that is no multiple of a page" { refused 'io-block 5000.*4096' --model "$DEMO" --io-block 5000; }
 @test "a block of nothing" { refused 'io-block 0' --model "$DEMO" --io-block 0; }
 @test "a block of 2G" { refused 'io-block.*1G' --model "$DEMO" --io-block 2G; }
-@test "depth 0" { refused 'io-depth' --model "$DEMO" --io-depth 0; }
+@test "depth 257" { refused 'io-depth' --model "$DEMO" --io-depth 257; }
 @test "an unknown way to read" { refused 'io mmap.*uring.*pread' --model "$DEMO" --io mmap; }
 @test "direct neither on nor off" { refused 'direct yes.*auto.*off' --model "$DEMO" --direct yes; }
 @test "more layers than there are" { refused '99.*9' --model "$DEMO" --layers 99; }

@@ -66,7 +66,7 @@ stop() { # SIGTERM: gone within a second (and a little, the machine may be busy)
 @test "a negative budget" { refused --model "$M" --trunk-gb -1 -- "--trunk-gb" "-1"; }
 @test "a block too small" { refused --model "$M" --io-block 4K -- "--io-block 4096" "64K"; }
 @test "a block too large" { refused --model "$M" --io-block 2G -- "--io-block" "1G"; }
-@test "no reads in flight" { refused --model "$M" --io-depth 0 -- "--io-depth"; }
+@test "reads in flight below none" { refused --model "$M" --io-depth -1 -- "--io-depth"; }
 @test "too many reads in flight" { refused --model "$M" --io-depth 1000 -- "--io-depth" "256"; }
 @test "no layers" { refused --model "$M" --layers 0 -- "--layers"; }
 @test "more layers than there are" { refused --model "$M" --layers 500 -- "500"; }

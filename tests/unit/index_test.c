@@ -282,29 +282,97 @@ static void not_a_file(void **state)
     k3_test_dir_remove(dir);
 }
 
+#define HEAD(name, n) "{\"" name "\":{\"dtype\":\"U8\",\"shape\":[" #n "],\"data_offsets\":[0," #n "]}}"
+
 static void several_directories(void **state)
 {
     (void)state;
     struct k3_err err = K3_ERR_INIT;
     struct k3_index *ix = NULL;
-    char one[64], two[64];
+    const struct k3_file *f;
+    char fast[64], other[64], model[64], path[128], command[256];
 
-    k3_test_dir(one);
-    k3_test_dir(two);
-    k3_test_put_shard(one, "b.safetensors", "{\"x\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}", 8);
-    k3_test_put_shard(two, "b.safetensors", "{\"x\":{\"dtype\":\"U8\",\"shape\":[9],\"data_offsets\":[0,9]}}", 9);
-    k3_test_put_shard(two, "a.safetensors", "{\"y\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}", 8);
-    k3_test_put_text(two, "notes.txt", "not a shard");
-    if (k3_index_open(&ix, (const char *const[]){ one, two }, 2, &err) < 0)
+    k3_test_dir(fast);
+    k3_test_dir(other);
+    k3_test_dir(model);
+    k3_test_put_shard(fast, "b.safetensors", HEAD("x", 8), 8);
+    k3_test_put_shard(other, "b.safetensors", HEAD("x", 8), 8);
+    k3_test_put_shard(model, "b.safetensors", HEAD("x", 8), 8);
+    k3_test_put_shard(model, "a.safetensors", HEAD("y", 8), 8);
+    k3_test_put_text(model, "notes.txt", "not a shard");
+    if (k3_index_open(&ix, (const char *const[]){ fast, other, model }, 3, &err) < 0)
         fail_msg("%s", err.text);
     assert_int_equal(k3_index_n_files(ix), 2);
     assert_string_equal(k3_index_base_name(k3_index_file(ix, 0)->path), "a.safetensors");
-    assert_int_equal(k3_index_find(ix, "x")->len_bytes, 8); /* the first directory wins */
+    assert_int_equal(k3_index_file(ix, 0)->n_copies, 0);
     assert_int_equal(k3_index_find(ix, "x")->file, 1);
     assert_int_equal(k3_index_find(ix, "y")->file, 0);
+    f = k3_index_file(ix, 1); /* in both devices; the model directory is not one */
+    snprintf(path, sizeof(path), "%s/b.safetensors", fast);
+    assert_string_equal(f->path, path);
+    assert_int_equal(f->n_copies, 1);
+    snprintf(path, sizeof(path), "%s/b.safetensors", other);
+    assert_string_equal(f->copies[0], path);
     k3_index_close(ix);
+    /* The model directory named as a device, too. */
+    assert_int_equal(k3_index_open(&ix, (const char *const[]){ fast, model, model }, 3, &err), 0);
+    assert_int_equal(k3_index_n_files(ix), 2);
+    assert_int_equal(k3_index_file(ix, 0)->n_copies, 0);
+    assert_int_equal(k3_index_file(ix, 1)->n_copies, 1);
+    k3_index_close(ix);
+    /* A link to the same file is no second drive. */
+    snprintf(path, sizeof(path), "%s/b.safetensors", other);
+    assert_int_equal(unlink(path), 0);
+    snprintf(command, sizeof(command), "ln -s %s/b.safetensors %s/", fast, other);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(k3_index_open(&ix, (const char *const[]){ fast, other, model }, 3, &err), 0);
+    assert_int_equal(k3_index_file(ix, 1)->n_copies, 0);
+    k3_index_close(ix);
+    k3_test_dir_remove(fast);
+    k3_test_dir_remove(other);
+    k3_test_dir_remove(model);
+}
+
+static void devices_refused(const char *a, const char *b, const char *model, const char *text, const char *also)
+{
+    struct k3_err err = K3_ERR_INIT;
+    struct k3_index *ix = NULL;
+
+    assert_true(k3_index_open(&ix, (const char *const[]){ a, b, model }, 3, &err) < 0);
+    assert_int_equal(err.exit_status, K3_EXIT_REFUSED);
+    if (!strstr(err.text, text) || !strstr(err.text, also) || strchr(err.text, '\n'))
+        fail_msg("\"%s\" lacks \"%s\" or \"%s\"", err.text, text, also);
+}
+
+static void devices_that_cannot_be(void **state)
+{
+    (void)state;
+    char one[64], two[64], model[64], link[80], command[256];
+
+    k3_test_dir(one);
+    k3_test_dir(two);
+    k3_test_dir(model);
+    k3_test_put_shard(model, "b.safetensors", HEAD("x", 8), 8);
+    k3_test_put_shard(one, "b.safetensors", HEAD("x", 8), 8);
+    devices_refused(one, two, model, two, "no *.safetensors"); /* nothing there */
+    devices_refused(one, "/nonexistent", model, "device directory /nonexistent", "No such file");
+    devices_refused(one, one, model, "are the same", one);
+    snprintf(link, sizeof(link), "%s-link", one);
+    snprintf(command, sizeof(command), "ln -s %s %s", one, link);
+    assert_int_equal(system(command), 0);
+    devices_refused(one, link, model, "are the same", link);
+    unlink(link);
+    k3_test_put_shard(two, "b.safetensors", HEAD("x", 9), 9); /* another size */
+    devices_refused(one, two, model, one, two);
+    devices_refused(one, two, model, "/b.safetensors has", "must be the same");
+    k3_test_put_shard(two, "b.safetensors", HEAD("z", 8), 8); /* another header */
+    devices_refused(one, two, model, "different headers", two);
+    k3_test_put_shard(two, "b.safetensors", HEAD("x", 8), 8);
+    k3_test_put_shard(model, "b.safetensors", HEAD("z", 8), 8); /* a device with what the model was once */
+    devices_refused(one, two, model, "different headers", model);
     k3_test_dir_remove(one);
     k3_test_dir_remove(two);
+    k3_test_dir_remove(model);
 }
 
 static void list_of_tensors(void **state)
@@ -399,6 +467,7 @@ int main(void)
         cmocka_unit_test(broken_shards),
         cmocka_unit_test(not_a_file),
         cmocka_unit_test(several_directories),
+        cmocka_unit_test(devices_that_cannot_be),
         cmocka_unit_test(list_of_tensors),
         cmocka_unit_test(no_page_cache),
     };

@@ -100,6 +100,26 @@ static void complete(struct rig *g, unsigned i, int64_t res)
 
 #define ALL INT32_MAX
 
+/* A second copy of every file, in memory: another drive. */
+static char copies[64];
+
+static void add_copies(struct rig *g)
+{
+    char command[256];
+
+    snprintf(copies, sizeof(copies), "/dev/shm/k3-t-copies-XXXXXX");
+    assert_non_null(mkdtemp(copies));
+    for (size_t i = 0; i < g->d.model->n_files; i++) {
+        struct k3_file *f = &g->d.model->files[i];
+
+        f->copies = calloc(1, sizeof(*f->copies));
+        f->n_copies = 1;
+        assert_true(asprintf(&f->copies[0], "%s/f%zu", copies, i) > 0);
+        snprintf(command, sizeof(command), "cp %s %s", f->path, f->copies[0]);
+        assert_int_equal(system(command), 0);
+    }
+}
+
 static void rig_open(struct rig *g, const struct k3_tf_spec *spec, uint32_t ring_mb, unsigned share,
                      uint32_t depth)
 {
@@ -115,6 +135,8 @@ static void rig_open(struct rig *g, const struct k3_tf_spec *spec, uint32_t ring
     d->opt.io_block_bytes = 256 << 10;
     d->opt.trunk_bytes = k3_tf_trunk_bytes(&g->t, ring_mb, share);
     d->model = k3_tf_model(&g->t);
+    if (*copies)
+        add_copies(g);
     pinned = calloc(1, d->model->n_pieces);
     assert_int_equal(
         k3_trunkd_budget(d->model, 4096, d->opt.trunk_bytes, ring_mb, &ring_bytes, pinned, &err),
@@ -134,7 +156,7 @@ static void rig_open(struct rig *g, const struct k3_tf_spec *spec, uint32_t ring
     d->ctl = (struct k3_trunk_ctl *)(void *)d->ctl_seg.base;
     assert_int_equal(k3_pins_open(d, &err), 0);
     assert_int_equal(k3_reads_open(d, &err), 0);
-    g->fake.io = (struct k3_io){ &fake_ops, depth, 0 };
+    g->fake.io = (struct k3_io){ &fake_ops, k3_io_files_depth(&d->files), 0 };
     d->io = &g->fake.io;
     k3_stream_open(d, false);
 }
@@ -166,6 +188,8 @@ static void check_ring(struct rig *g, uint64_t from)
 {
     const struct k3_layout *l = &g->d.layout;
 
+    if (l->pass_bytes == 0)
+        return;
     for (uint64_t pass = from / l->pass_bytes; pass <= produced(g) / l->pass_bytes; pass++)
         for (size_t i = 0; i < l->n_pieces; i++) {
             uint64_t at = pass * l->pass_bytes + l->start[i],
@@ -257,7 +281,7 @@ static void any_order_of_completions(void **state)
 
             rig_open(&g, &spec, 2, share, 8);
             for (size_t i = 0; i < g.t.m->n_files; i++)
-                g.d.files[i].direct = direct;
+                g.d.files.file[i].copy[0].direct = direct;
             seek_to(&g, 0, 0);
             while (produced(&g) < 3 * g.d.layout.pass_bytes) {
                 unsigned i;
@@ -549,18 +573,18 @@ static void a_refused_direct_read_goes_on_buffered(void **state)
 
     (void)state;
     rig_open(&g, &spec, 2, 0, 4);
-    if (atomic_load(&g.d.n_files_direct) == 0)
+    if (atomic_load(&g.d.files.n_direct) == 0)
         skip(); /* this file system has no O_DIRECT at all */
-    n_direct = atomic_load(&g.d.n_files_direct);
+    n_direct = atomic_load(&g.d.files.n_direct);
     seek_to(&g, 0, 0);
     k3_trunkd_begin_reads(&g.d);
-    assert_true(fcntl(g.d.files[((struct k3_read *)(void *)g.fake.req[0])->file].fd, F_GETFL) &
+    assert_true(fcntl(g.d.files.file[((struct k3_read *)(void *)g.fake.req[0])->file].copy[0].fd, F_GETFL) &
                 O_DIRECT);
     for (int i = 0; i < 4; i++)
         complete(&g, 0, -EINVAL); /* all four of them, sent before the first came back */
     assert_int_equal(g.fake.n, 4);
-    assert_true(atomic_load(&g.d.n_files_direct) < n_direct);
-    assert_false(fcntl(g.d.files[((struct k3_read *)(void *)g.fake.req[0])->file].fd, F_GETFL) &
+    assert_true(atomic_load(&g.d.files.n_direct) < n_direct);
+    assert_false(fcntl(g.d.files.file[((struct k3_read *)(void *)g.fake.req[0])->file].copy[0].fd, F_GETFL) &
                  O_DIRECT);
     while (g.fake.n)
         complete(&g, 0, ALL);
@@ -613,6 +637,138 @@ static void pins_go_ahead_while_the_ring_is_full(void **state)
     rig_close(&g);
 }
 
+static uint32_t copy_in_flight(const struct rig *g, unsigned i)
+{
+    return ((const struct k3_read *)(const void *)g->fake.req[i])->copy;
+}
+
+static void copies_begin(struct rig *g, unsigned share)
+{
+    copies[0] = '?';
+    rig_open(g, &spec, 8, share, 4);
+    assert_int_equal(g->d.files.n_drives, 2);
+    seek_to(g, 0, 0);
+    k3_trunkd_begin_reads(&g->d);
+}
+
+static void copies_end(struct rig *g)
+{
+    char command[128];
+
+    rig_close(g);
+    snprintf(command, sizeof(command), "rm -rf '%s'", copies);
+    assert_int_equal(system(command), 0);
+    copies[0] = '\0';
+}
+
+/* Two drives that hold the same files: each block goes to the one that has less to do. */
+static void two_drives_share_the_reads(void **state)
+{
+    static struct rig g;
+    unsigned n[2] = { 0, 0 };
+
+    (void)state;
+    for (unsigned share = 0; share <= 256; share += 256) { /* all streamed, all pinned */
+        copies_begin(&g, share);
+        assert_int_equal(g.fake.n, 8); /* four on each */
+        for (unsigned i = 0; i < 8; i++)
+            n[copy_in_flight(&g, i)]++;
+        assert_true(n[0] == n[1]);
+        /* One drive is three times as fast: it gets more, and the bytes are right all the same. */
+        for (unsigned step = 0; produced(&g) < g.d.layout.pass_bytes || g.d.pins.n_todo; step++) {
+            unsigned i;
+
+            for (i = 0; i + 1 < g.fake.n && copy_in_flight(&g, i) != (step % 4 == 0); i++)
+                ;
+            n[copy_in_flight(&g, i)]++;
+            complete(&g, i, ALL);
+            check_ring(&g, 0);
+            atomic_store(&g.d.ctl->b.consumed, produced(&g));
+            k3_trunkd_begin_reads(&g.d);
+            if (share == 0 && produced(&g) > g.d.layout.pass_bytes / 2)
+                break;
+        }
+        assert_true(n[0] > n[1]);
+        n[0] = n[1] = 0;
+        while (g.fake.n)
+            complete(&g, 0, ALL);
+        assert_int_equal(atomic_load(&g.d.ctl->a.error.set), 0);
+        copies_end(&g);
+    }
+}
+
+/* A copy that fails, for whatever reason, is replaced by the other one, and then left alone. */
+static void the_other_copy_is_tried(void **state)
+{
+    static const int wrong[] = { -EIO, -ENXIO, -EBADF, 0 };
+    static struct rig g;
+
+    (void)state;
+    for (size_t w = 0; w < sizeof(wrong) / sizeof(wrong[0]); w++) {
+        unsigned n_bad = 0;
+
+        copies_begin(&g, 100);
+        while (g.fake.n && produced(&g) < g.d.layout.pass_bytes - 4096) {
+            n_bad += copy_in_flight(&g, 0) == 0;
+            complete(&g, 0, copy_in_flight(&g, 0) == 0 ? wrong[w] : ALL);
+            check_ring(&g, 0);
+            atomic_store(&g.d.ctl->b.consumed, produced(&g));
+            k3_trunkd_begin_reads(&g.d);
+        }
+        assert_in_range(n_bad, 1, 16); /* what was under way of two files, with EIO twice; no more since */
+        assert_int_equal(atomic_load(&g.d.ctl->a.error.set), 0);
+        while (g.fake.n)
+            complete(&g, 0, ALL);
+        copies_end(&g);
+    }
+}
+
+static void when_all_copies_fail(void **state)
+{
+    static struct rig g;
+
+    (void)state;
+    copies_begin(&g, 0);
+    while (g.fake.n)
+        complete(&g, 0, -ENXIO);
+    assert_int_equal(atomic_load(&g.d.ctl->a.error.set), 1);
+    assert_int_equal(g.d.ctl->a.error.err, ENXIO);
+    assert_int_equal(produced(&g), 0);
+    seek_to(&g, 0, 0); /* once more, from whichever */
+    k3_trunkd_begin_reads(&g.d);
+    assert_int_equal(g.fake.n, 8);
+    while (g.fake.n)
+        complete(&g, 0, ALL);
+    assert_true(produced(&g) > 0);
+    check_ring(&g, 0);
+    copies_end(&g);
+}
+
+static void a_copy_that_changed_its_size(void **state)
+{
+    static struct rig g;
+
+    (void)state;
+    copies_begin(&g, 100);
+    while (g.fake.n)
+        complete(&g, 0, ALL);
+    for (size_t i = 0; i < g.d.model->n_files; i++)
+        assert_int_equal(truncate(g.d.model->files[i].copies[0], 10), 0);
+    seek_to(&g, 0, 0);
+    k3_trunkd_begin_reads(&g.d);
+    while (g.fake.n) {
+        struct k3_read *r = (struct k3_read *)(void *)g.fake.req[0];
+
+        /* The drive of the bad copy gives nothing: the read goes to the other one. */
+        complete(&g, 0, r->copy == 1 ? 0 : ALL);
+        k3_trunkd_begin_reads(&g.d);
+    }
+    assert_int_equal(atomic_load(&g.d.ctl->a.error.set), 0);
+    assert_true(produced(&g) > 0);
+    check_ring(&g, 0);
+    copies_end(&g);
+}
+
 static void widening(void **state)
 {
     const uint16_t h[] = { 0x0000, 0x8000, 0x3c00, 0xc000, 0x7bff, 0x0400,
@@ -647,6 +803,10 @@ int main(void)
         cmocka_unit_test(a_refused_direct_read_goes_on_buffered),
         cmocka_unit_test(one_read_while_computed_waits_for_an_expert),
         cmocka_unit_test(pins_go_ahead_while_the_ring_is_full),
+        cmocka_unit_test(two_drives_share_the_reads),
+        cmocka_unit_test(the_other_copy_is_tried),
+        cmocka_unit_test(when_all_copies_fail),
+        cmocka_unit_test(a_copy_that_changed_its_size),
         cmocka_unit_test(widening),
     };
 
