@@ -27,6 +27,8 @@ int k3_tverify_open(struct k3_trunkd *d, struct k3_err *err)
     for (size_t i = 0; i < d->opt.devices.n; i++)
         dirs[mo.n_dirs++] = d->opt.devices.item[i];
     rc = k3_sums_open(&d->verify.sums, d->model, &mo, K3_SUMS_TRUNK, &open_err);
+    if (rc == -ENOENT && d->model->pack_crc) /* a packed trunk has its own */
+        rc = k3_sums_of_pack(&d->verify.sums, d->model, &open_err);
     if (rc == -ENOENT && !how)
         return 0;
     if (rc == -ENOENT)

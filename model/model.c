@@ -10,6 +10,7 @@
 
 #include "model/model_private.h"
 #include "model/names.h"
+#include "model/pack.h"
 
 #define EVEN_ROWS 16 /* pieces hold a multiple of so many rows where they can: matrix kernels work on row groups */
 
@@ -326,6 +327,8 @@ static int build(struct k3_build *b, const struct k3_model_opts *opts, struct k3
         k3_sha256_add_u64(&b->digest, m->files[i].len_bytes);
     }
     k3_sha256_end(&b->digest, m->digest);
+    if (!opts->no_pack && (rc = k3_pack_find(m, opts, err)) < 0)
+        return rc;
     m->files = shrink(m->files, m->n_files, sizeof(*m->files));
     m->matrices = shrink(m->matrices, m->n_matrices, sizeof(*m->matrices));
     m->residents = shrink(m->residents, m->n_residents, sizeof(*m->residents));
@@ -360,6 +363,7 @@ void k3_model_close(struct k3_model *m)
     free(m->matrices);
     free(m->pieces);
     free(m->residents);
+    free(m->pack_crc);
     k3_experts_free(m->experts);
     free(m);
 }

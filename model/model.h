@@ -94,7 +94,8 @@ struct k3_model {
     uint64_t expert_bytes;      /* sum of the six tensor lengths */
     uint64_t expert_slot_bytes; /* largest sum of page-rounded spans over all experts (4096-byte pages);
                                  * known to every daemon, not only with want_experts */
-    uint8_t digest[32]; /* of config, matrices, residents, tensor names, files' base names and sizes, offsets */
+    uint32_t *pack_crc; /* NULL, or the trunk is a packed one (model/pack.h): residents, then pieces */
+    uint8_t digest[32]; /* the same for a packed trunk and for its shards; of config, matrices, residents, tensor names, files' base names and sizes, offsets */
 };
 
 struct k3_model_opts {

@@ -123,6 +123,8 @@ static void make_digest(struct k3_layout *l, const struct k3_model *m)
     k3_sha256_init(&d);
     k3_sha256_add_text(&d, "k3 layout 1");
     k3_sha256_add(&d, m->digest, sizeof(m->digest));
+    if (m->pack_crc) /* other files, whose numbers errors name */
+        k3_sha256_add_text(&d, "packed");
     k3_sha256_add_u64(&d, l->align_bytes);
     k3_sha256_add_u64(&d, l->ring_bytes);
     k3_sha256_add_u64(&d, l->pass_bytes);

@@ -393,6 +393,18 @@ static struct k3_sums *new_sums(const struct k3_model *m, unsigned want)
     return NULL;
 }
 
+int k3_sums_of_pack(struct k3_sums **out, const struct k3_model *m, struct k3_err *err)
+{
+    struct k3_sums *s = new_sums(m, K3_SUMS_TRUNK);
+
+    if (!s)
+        return k3_fail(err, -ENOMEM, "no memory for checksums");
+    memcpy(s->resident, m->pack_crc, m->n_residents * sizeof(*s->resident));
+    memcpy(s->piece, m->pack_crc + m->n_residents, m->n_pieces * sizeof(*s->piece));
+    *out = s;
+    return 0;
+}
+
 static int check_digest(const struct parser *p, const uint8_t digest[32], struct k3_err *err)
 {
     char theirs[17], ours[17];

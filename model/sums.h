@@ -52,6 +52,9 @@ int k3_sums_open(struct k3_sums **out, const struct k3_model *m, const struct k3
                  struct k3_err *err);
 void k3_sums_free(struct k3_sums *s);
 
+/* The sums that a packed trunk has of itself (m->pack_crc): pieces and residents. */
+int k3_sums_of_pack(struct k3_sums **out, const struct k3_model *m, struct k3_err *err);
+
 /* The same from a text, whose digest must be `digest` if it covers n_layers layers (any other number is refused). */
 int k3_sums_parse(struct k3_sums **out, const struct k3_model *m, unsigned want, const char *text, size_t len_bytes,
                   const uint8_t digest[32], uint32_t n_layers, struct k3_err *err);

@@ -28,7 +28,7 @@ struct file {
 struct slot {
     struct k3_walk_result r;
     uint64_t len_bytes;
-    bool there;
+    bool there, skipped;
 };
 struct state {
     const struct k3_walk *w;
@@ -148,7 +148,7 @@ static void one_item(struct state *s, size_t i, uint8_t *buf, struct slot *out)
     struct k3_sum_item item;
     const uint8_t *bytes = buf;
 
-    out->r = (struct k3_walk_result){ .item = i };
+    *out = (struct slot){ .r = { .item = i } };
     out->r.status = k3_sums_item(s->w->m, i, &item);
     out->len_bytes = item.len_bytes;
     if (out->r.status == 0)
@@ -182,7 +182,9 @@ static void *reader(void *arg)
         }
         s->next++;
         pthread_mutex_unlock(&s->lock);
-        if (buf == MAP_FAILED)
+        if (s->w->skip && s->w->skip[i])
+            result = (struct slot){ .skipped = true };
+        else if (buf == MAP_FAILED)
             result = (struct slot){ .r = { .item = i, .status = -ENOMEM } };
         else
             one_item(s, i, buf, &result);
@@ -214,7 +216,7 @@ static int deliver(struct state *s, struct k3_err *err)
             s->delivered++;
             pthread_cond_broadcast(&s->room);
             pthread_mutex_unlock(&s->lock);
-            rc = w->result(w->arg, &result.r, err);
+            rc = result.skipped ? 0 : w->result(w->arg, &result.r, err);
             done_bytes += result.len_bytes;
         } else {
             struct timespec until;

@@ -15,6 +15,7 @@ struct k3_walk_result {
 struct k3_walk {
     const struct k3_model *m; /* with experts, when experts are among the items */
     size_t first, end;        /* items, of k3_sums_item() */
+    const uint8_t *skip;      /* NULL, or by item: 1 = not read, no result */
     unsigned n_threads;       /* at least 1 */
     void *arg;
     /* On a thread of the walk, for each item that could be read; may be NULL.  Bytes of all parts, one behind the
