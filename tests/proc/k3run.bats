@@ -195,7 +195,9 @@ TEXT
 
 @test "up does not keep its caller's descriptors open" {
     # The pipe's reader ends only when every writer has ended.
-    timeout $((30 * SLOW)) bash -c "'$ROOT/run/k3-run' up --instance $INSTANCE --bin-dir '$K3_BIN' 5>&1 6>&1 2>&1 3>&- 4>&- | cat" | grep -q 'is ready'
+    timeout $((30 * SLOW)) bash -c "'$ROOT/run/k3-run' up --instance $INSTANCE --bin-dir '$K3_BIN' 5>&1 6>&1 2>&1 3>&- 4>&- | cat" >"$BATS_TEST_TMPDIR/out"
+    cat "$BATS_TEST_TMPDIR/out"
+    grep -q 'is ready' "$BATS_TEST_TMPDIR/out"
 }
 
 @test "foreground: stays, and stops everything at SIGTERM" {

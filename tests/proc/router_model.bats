@@ -73,7 +73,7 @@ says_both() { # says_both FILE: one line with both models, and how to go on
 @test "k3-run restart k3-computed in mid-answer: it goes on to the byte" {
     begin
     computed=$(pid_of k3-computed)
-    "$ROOT/run/k3-run" restart k3-computed --instance "$INSTANCE" 3>&- 4>&- &
+    "$ROOT/run/k3-run" restart k3-computed --instance "$INSTANCE" --bin-dir "$K3_BIN" 3>&- 4>&- &
     restart=$!
     for _ in $(seq $((1500 * SLOW))); do kill -0 "$computed" 2>/dev/null || break; sleep 0.02; done
     finished 0

@@ -107,7 +107,7 @@ teardown() { kill_answer; }
 }
 
 @test "nobody comes back: exit 3 after --wait, and how to go on" {
-    supervisor=$("$ROOT/run/k3-run" status --instance "$INSTANCE" | sed -n 's/.*k3-run pid \([0-9]*\).*/\1/p')
+    supervisor=$("$ROOT/run/k3-run" status --instance "$INSTANCE" --bin-dir "$K3_BIN" | sed -n 's/.*k3-run pid \([0-9]*\).*/\1/p')
     computed=$(pid_of k3-computed)
     start 500 --wait 2
     wait_tokens 50
