@@ -15,12 +15,14 @@ teardown() { t kill-server 2>/dev/null || true; }
 
 t() { tmux -L "$INSTANCE" -f /dev/null "$@" 3>&- 4>&-; }
 open() { # open OPTION...: a router in an 80 x 24 terminal
-    t new-session -d -x 80 -y 24 "$K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE $*; echo left with \$?; sleep 60"
+    local run="$K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE $*; echo left with \$?; sleep 60"
+    # On a busy machine the terminal's server may need a second attempt.
+    t new-session -d -x 80 -y 24 "$run" || { sleep 1; t new-session -d -x 80 -y 24 "$run"; }
     prompt
 }
 screen() { t capture-pane -p; }
 shows() { # shows REGEX: waits until a line of the screen matches
-    for _ in $(seq 200); do
+    for _ in $(seq $((400 * SLOW))); do
         screen | grep -qE -- "$1" && return 0
         sleep 0.05
     done
@@ -28,7 +30,7 @@ shows() { # shows REGEX: waits until a line of the screen matches
     return 1
 }
 prompt() { # waits until the last line is an empty prompt
-    for _ in $(seq 200); do
+    for _ in $(seq $((400 * SLOW))); do
         [ "$(screen | grep -v '^ *$' | tail -1 | tr -d ' ')" = ">" ] && return 0
         sleep 0.05
     done
