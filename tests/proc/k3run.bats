@@ -200,6 +200,23 @@ TEXT
     grep -q 'is ready' "$BATS_TEST_TMPDIR/out"
 }
 
+@test "a line of the supervisor that comes while up's second ends is not lost" {
+    eval "$(sed -n '/^next_line() {/,/^}/p' "$ROOT/run/k3-run")"
+    local line='' part='' code channel
+    exec {channel}< <(printf 'failed 2 th'; sleep 1.5; printf 'e reason\nready\n')
+    for code in 1 1 1 1 1; do
+        code=0
+        next_line "$channel" || code=$?
+        [ $code -gt 128 ] || break
+    done
+    [ "$line" = "failed 2 the reason" ]
+    next_line "$channel"
+    [ "$line" = ready ]
+    code=0
+    next_line "$channel" || code=$?
+    [ $code -eq 1 ]
+}
+
 @test "foreground: stays, and stops everything at SIGTERM" {
     "$ROOT/run/k3-run" up --foreground --instance "$INSTANCE" --bin-dir "$K3_BIN" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- 4>&- &
     local pid=$!
