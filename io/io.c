@@ -26,6 +26,11 @@ int k3_io_open(struct k3_io **out, const char *how, unsigned depth, int efd, cha
     return 0;
 }
 
+uint64_t k3_io_register(struct k3_io *io, const struct k3_io_range *range, size_t n)
+{
+    return io->ops->registers ? io->ops->registers(io, range, n) : 0;
+}
+
 void k3_io_close(struct k3_io *io)
 {
     if (io)

@@ -20,6 +20,11 @@ struct k3_io_req {
     struct k3_io_req *next;
 };
 
+struct k3_io_range {
+    uint8_t *base;
+    uint64_t len_bytes;
+};
+
 struct k3_io;
 struct k3_io_ops {
     const char *name; /* "io_uring", "pread" */
@@ -32,6 +37,8 @@ struct k3_io_ops {
     int (*wait)(struct k3_io *io, uint64_t timeout_ns, struct k3_io_req **done);
     /* What has completed, without a wait and without a flush. */
     void (*reap)(struct k3_io *io, struct k3_io_req **done);
+    /* As k3_io_register(); NULL: cannot. */
+    uint64_t (*registers)(struct k3_io *io, const struct k3_io_range *range, size_t n);
     /* Frees io.  What is in flight may still land in its buffers (pread: waits for it); what no thread has begun is
      * not read any more. */
     void (*close)(struct k3_io *io);
@@ -47,6 +54,11 @@ struct k3_io {
  * back to pread, else "".  Refused: "uring" where the kernel gives none. */
 int k3_io_open(struct k3_io **out, const char *how, unsigned depth, int efd, char why[64], struct k3_err *err);
 void k3_io_close(struct k3_io *io); /* NULL is fine */
+/* Registers memory that reads land in, so that its pages need not be looked up for every read; what was registered
+ * before is dropped.  The first ranges matter most.  Returns the bytes that are registered: 0 where there is no io_uring
+ * or RLIMIT_MEMLOCK does not allow it, and reads go on as before.  The pages stay in memory, and reads go to them even
+ * when the file behind the mapping has been punched: register after that (spec/io.md 7). */
+uint64_t k3_io_register(struct k3_io *io, const struct k3_io_range *range, size_t n);
 
 /* The two behind it.  Negative errno when the kernel refuses (ENOSYS, EPERM, ENOMEM). */
 int k3_io_uring_open(struct k3_io **out, unsigned depth, int efd);

@@ -127,7 +127,8 @@ static void pread_close(struct k3_io *io)
     free(p);
 }
 
-static const struct k3_io_ops pread_ops = { "pread", pread_submit, pread_flush, pread_wait, pread_reap, pread_close };
+static const struct k3_io_ops pread_ops = { "pread", pread_submit, pread_flush, pread_wait, pread_reap,
+                                            NULL, pread_close };
 
 int k3_io_pread_open(struct k3_io **out, unsigned depth, int efd)
 {

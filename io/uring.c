@@ -6,10 +6,27 @@
 #include "ipc/err.h"
 #include "io/io.h"
 
+#define REG_BYTES ((uint64_t)1 << 30) /* the kernel's limit of one buffer */
+#define REGS_MAX 16384u               /* and of their number */
+
 struct uring_io {
     struct k3_io io;
     struct io_uring ring;
+    struct iovec *reg; /* registered buffers */
+    unsigned n_regs;
 };
+
+/* The registered buffer that holds all of it, or -1. */
+static int reg_of(const struct uring_io *u, const uint8_t *buf, uint64_t len_bytes)
+{
+    for (unsigned i = 0; i < u->n_regs; i++) {
+        const uint8_t *base = u->reg[i].iov_base;
+
+        if (buf >= base && buf < base + u->reg[i].iov_len)
+            return (uint64_t)(base + u->reg[i].iov_len - buf) >= len_bytes ? (int)i : -1;
+    }
+    return -1;
+}
 
 static void uring_submit(struct k3_io *io, struct k3_io_req *req)
 {
@@ -17,10 +34,14 @@ static void uring_submit(struct k3_io *io, struct k3_io_req *req)
     /* Every request with the backend has at most one entry, and there are as many entries as
      * requests. */
     struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
+    int reg = reg_of(u, req->buf, req->len_bytes);
 
     if (!sqe)
         k3_bug("more than %u reads submitted", io->depth);
-    io_uring_prep_read(sqe, req->fd, req->buf, req->len_bytes, req->off_bytes);
+    if (reg >= 0)
+        io_uring_prep_read_fixed(sqe, req->fd, req->buf, req->len_bytes, req->off_bytes, reg);
+    else
+        io_uring_prep_read(sqe, req->fd, req->buf, req->len_bytes, req->off_bytes);
     io_uring_sqe_set_data(sqe, req);
 }
 
@@ -80,15 +101,61 @@ static int uring_wait(struct k3_io *io, uint64_t timeout_ns, struct k3_io_req **
     return rc;
 }
 
+/* All of the ranges, in buffers of at most 1 GiB. */
+static uint64_t register_all(struct uring_io *u, const struct k3_io_range *range, size_t n)
+{
+    uint64_t bytes = 0;
+    unsigned n_regs = 0;
+
+    for (size_t i = 0; i < n; i++)
+        n_regs += (unsigned)((range[i].len_bytes + REG_BYTES - 1) / REG_BYTES);
+    if (n_regs == 0 || n_regs > REGS_MAX || !(u->reg = calloc(n_regs, sizeof(*u->reg))))
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        for (uint64_t at = 0; at < range[i].len_bytes; at += REG_BYTES) {
+            uint64_t left = range[i].len_bytes - at;
+
+            u->reg[u->n_regs++] =
+                (struct iovec){ range[i].base + at, left < REG_BYTES ? left : REG_BYTES };
+            bytes += left < REG_BYTES ? left : REG_BYTES;
+        }
+    if (io_uring_register_buffers(&u->ring, u->reg, u->n_regs) == 0)
+        return bytes;
+    free(u->reg);
+    u->reg = NULL;
+    u->n_regs = 0;
+    return 0;
+}
+
+static uint64_t uring_register(struct k3_io *io, const struct k3_io_range *range, size_t n)
+{
+    struct uring_io *u = (struct uring_io *)io;
+    uint64_t bytes = 0;
+
+    /* An entry that was prepared for a buffer must reach the kernel while there is that buffer. */
+    if (u->n_regs) {
+        uring_flush(io);
+        (void)io_uring_unregister_buffers(&u->ring);
+    }
+    free(u->reg);
+    u->reg = NULL;
+    u->n_regs = 0;
+    for (; n > 0 && bytes == 0; n--)
+        bytes = register_all(u, range, n);
+    return bytes;
+}
+
 static void uring_close(struct k3_io *io)
 {
     struct uring_io *u = (struct uring_io *)io;
 
     io_uring_queue_exit(&u->ring);
+    free(u->reg);
     free(u);
 }
 
-static const struct k3_io_ops uring_ops = { "io_uring", uring_submit, uring_flush, uring_wait, uring_reap, uring_close };
+static const struct k3_io_ops uring_ops = { "io_uring", uring_submit, uring_flush, uring_wait, uring_reap,
+                                            uring_register, uring_close };
 
 int k3_io_uring_open(struct k3_io **out, unsigned depth, int efd)
 {

@@ -240,6 +240,7 @@ static void info(void *arg, cJSON *reply)
     cJSON_AddNumberToObject(reply, "arena_bytes", (double)d->data_bytes);
     cJSON_AddNumberToObject(reply, "huge_bytes",
                             (double)k3_stats_value(k3_daemon_stats(d->daemon), "huge_bytes"));
+    cJSON_AddNumberToObject(reply, "registered_bytes", (double)k3_reader_registered_bytes(d->reader));
     cJSON_AddNumberToObject(reply, "experts", (double)d->n_experts_all);
     cJSON_AddNumberToObject(reply, "taken_over", d->n_adopted);
     cJSON_AddStringToObject(reply, "verify", k3_xverify_how(d));

@@ -53,6 +53,7 @@ struct k3_reader {
     struct load **load; /* by slot */
     struct load *done_head, *done_tail;
     uint32_t n_blocks, in_flight;
+    uint64_t registered_bytes; /* of the slots */
 };
 
 static uint64_t down(uint64_t n)
@@ -160,6 +161,8 @@ int k3_reader_open(struct k3_reader **out, const struct k3_model *m, const struc
     rc = k3_io_open(&r->io, o->io, r->n_blocks, o->efd, r->why_pread, err);
     if (rc < 0)
         goto fail;
+    r->registered_bytes =
+        k3_io_register(r->io, &(struct k3_io_range){ o->slots, o->n_slots * o->slot_bytes }, 1);
     *out = r;
     return 0;
 fail:
@@ -462,6 +465,11 @@ const char *k3_reader_how(const struct k3_reader *r)
 const char *k3_reader_why_pread(const struct k3_reader *r)
 {
     return r->why_pread;
+}
+
+uint64_t k3_reader_registered_bytes(const struct k3_reader *r)
+{
+    return r->registered_bytes;
 }
 
 const struct k3_io_files *k3_reader_files(const struct k3_reader *r)

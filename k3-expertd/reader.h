@@ -56,6 +56,7 @@ uint32_t k3_reader_in_flight(const struct k3_reader *r);
 const char *k3_reader_how(const struct k3_reader *r);
 const char *k3_reader_why_pread(const struct k3_reader *r); /* "" when pread was not fallen back to */
 const struct k3_io_files *k3_reader_files(const struct k3_reader *r);
+uint64_t k3_reader_registered_bytes(const struct k3_reader *r); /* of the slots, with io_uring */
 
 /* Where the ranges and tensors of an expert lie in its slot: each range in whole pages of its own, at (file offset mod
  * page) in the first.  Returns the bytes used, or -EOVERFLOW when that is more than slot_bytes. */

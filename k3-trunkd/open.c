@@ -26,6 +26,12 @@ const struct k3_stat_def k3_trunkd_stats[K3_TS_N] = {
                                 "times nothing was read because the ring was full", K3_COUNTER },
     [K3_TS_RING_FULL_WAIT_NS] = { "ring_full_wait_ns", "ns",
                                   "time without a read because the ring was full", K3_COUNTER },
+    [K3_TS_ROOM_NS] = { "room_ns", "ns",
+                        "time with something to read and room for it, while the full depth is wanted",
+                        K3_COUNTER },
+    [K3_TS_ROOM_AT_DEPTH_NS] = { "room_at_depth_ns", "ns",
+                                 "part of room_ns in which the drive had its full depth in flight",
+                                 K3_COUNTER },
     [K3_TS_SEEKS] = { "seeks", "count", "seeks done", K3_COUNTER },
     [K3_TS_ERRORS] = { "errors", "count",
                        "stops of the stream and pinned pieces that could not be read", K3_COUNTER },
@@ -47,6 +53,9 @@ const struct k3_stat_def k3_trunkd_stats[K3_TS_N] = {
     [K3_TS_VERIFIED_BYTES] = { "verified_bytes", "bytes", "compared with their checksums", K3_COUNTER },
     [K3_TS_VERIFY_FAILURES] = { "verify_failures", "count", "pieces and small tensors that were not what their checksum says",
                                 K3_COUNTER },
+    [K3_TS_REGISTERED_BYTES] = { "registered_bytes", "bytes",
+                                 "of ring (both views) and pinned area registered with io_uring",
+                                 K3_GAUGE },
 };
 
 static void add_info(const struct k3_trunkd *d, cJSON *reply)
@@ -64,6 +73,9 @@ static void add_info(const struct k3_trunkd *d, cJSON *reply)
     cJSON_AddNumberToObject(reply, "huge_bytes",
                             (double)atomic_load_explicit(&d->huge_bytes, memory_order_relaxed));
     k3_mem_info(&d->mem, &d->data, reply);
+    cJSON_AddNumberToObject(
+        reply, "registered_bytes",
+        (double)atomic_load_explicit(&d->registered_bytes, memory_order_relaxed));
     cJSON_AddStringToObject(reply, "io", d->io->ops->name);
     k3_io_files_info(&d->files, d->stream.block_bytes, reply);
     cJSON_AddNumberToObject(reply, "align_bytes", d->layout.align_bytes);
@@ -243,6 +255,23 @@ static int open_io(struct k3_trunkd *d, struct k3_err *err)
     return k3_reads_open(d, err);
 }
 
+void k3_trunkd_register(struct k3_trunkd *d)
+{
+    const struct k3_layout *l = &d->layout;
+    struct k3_io_range range[2];
+    size_t n = 0;
+    uint64_t bytes;
+
+    if (!d->stream.ring_dirty)
+        range[n++] = (struct k3_io_range){ d->ring, 2 * l->ring_bytes };
+    if (l->ring_off > l->pinned_off)
+        range[n++] = (struct k3_io_range){ d->data.base + l->pinned_off, l->ring_off - l->pinned_off };
+    bytes = k3_io_register(d->io, range, n);
+    atomic_store_explicit(&d->registered_bytes, bytes, memory_order_relaxed);
+    if (d->daemon)
+        k3_stat_set(k3_daemon_stats(d->daemon), K3_TS_REGISTERED_BYTES, bytes);
+}
+
 static int open_ctl(struct k3_trunkd *d, struct k3_err *err)
 {
     const struct k3_layout *l = &d->layout;
@@ -270,6 +299,7 @@ static int open_ctl(struct k3_trunkd *d, struct k3_err *err)
     for (size_t i = 0; i < l->n_pieces; i++)
         table[i] = (struct k3_trunk_entry){ l->start[i], l->pinned[i] };
     k3_stream_open(d, d->taken_over);
+    k3_trunkd_register(d);
     return k3_seg_publish(&d->ctl_seg, err);
 }
 

@@ -143,6 +143,9 @@ int k3_reads_wait(struct k3_trunkd *d, struct k3_err *err)
     rc = d->io->ops->wait(d->io, K3_TICK_NS, &done);
     if (rc < 0)
         return k3_fail(err, rc, "%s: waiting for reads failed", d->io->ops->name);
+    /* Until new reads are begun the drive has less than its depth. */
+    if (done && d->room == K3_ROOM_DEPTH)
+        k3_trunkd_room(d, K3_ROOM_SOME, k3_now_ns());
     for (; done; done = next) {
         struct k3_read *r = (struct k3_read *)(void *)done;
 

@@ -18,12 +18,28 @@ static unsigned depth_now(const struct k3_trunkd *d)
     return d->io->depth; /* a read that goes on to another copy may exceed its drive's depth, not this */
 }
 
+void k3_trunkd_room(struct k3_trunkd *d, enum k3_room room, uint64_t now_ns)
+{
+    uint64_t ns = now_ns > d->room_since_ns ? now_ns - d->room_since_ns : 0;
+
+    d->room_ns += d->room != K3_ROOM_NONE ? ns : 0;
+    d->room_at_depth_ns += d->room == K3_ROOM_DEPTH ? ns : 0;
+    d->room = room;
+    d->room_since_ns = now_ns;
+    if (d->daemon) {
+        k3_stat_set(k3_daemon_stats(d->daemon), K3_TS_ROOM_NS, d->room_ns);
+        k3_stat_set(k3_daemon_stats(d->daemon), K3_TS_ROOM_AT_DEPTH_NS, d->room_at_depth_ns);
+    }
+}
+
 /* Begins reads in the order in which computed will want the bytes: the stream, and before it the
  * pins that come earlier in the schedule.  While the ring is full pins go ahead.  Each goes to the
  * copy whose drive has the least to do; when that one has enough, the next read waits for it. */
 void k3_trunkd_begin_reads(struct k3_trunkd *d)
 {
     unsigned depth = depth_now(d);
+    uint64_t now_ns = k3_now_ns();
+    enum k3_room room_now = depth < d->io->depth ? K3_ROOM_NONE : K3_ROOM_DEPTH;
     bool full = false;
 
     while (d->n_in_flight < depth) {
@@ -39,21 +55,26 @@ void k3_trunkd_begin_reads(struct k3_trunkd *d)
         full = stream && !room;
         if (pin && stream && room)
             pin = pin_pass < block.pass || (pin_pass == block.pass && pin_piece < block.piece);
-        if (!pin && !(stream && room))
+        if (!pin && !(stream && room)) {
+            room_now = K3_ROOM_NONE;
             break;
+        }
         file = pin ? d->model->matrices[d->model->pieces[pin_piece].matrix].file : block.file;
-        copy = k3_io_choose(&d->files, file, 0, true, k3_now_ns());
+        copy = k3_io_choose(&d->files, file, 0, true, now_ns);
         if (copy < 0)
             break;
         r = k3_read_take(d);
-        if (!r) /* finished ones still wait for an older one */
+        if (!r) { /* finished ones still wait for an older one */
+            room_now = depth < d->io->depth ? K3_ROOM_NONE : K3_ROOM_SOME;
             break;
+        }
         r->copy = (uint32_t)copy;
         if (pin)
             k3_pins_start(d, r);
         else
             k3_stream_start(d, r, &block);
     }
+    k3_trunkd_room(d, room_now, now_ns);
     k3_stream_full(d, full && d->n_in_flight == 0);
 }
 

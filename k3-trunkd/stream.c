@@ -62,6 +62,7 @@ static void seek_now(struct k3_trunkd *d, uint64_t number, uint64_t start, uint6
         if (rc == 0) {
             d->stream.ring_dirty = false;
             atomic_fetch_add_explicit(&d->huge_bytes, collapse_ring(d), memory_order_relaxed);
+            k3_trunkd_register(d);
         } else {
             k3_log_err(&err, "ring_not_renewed"); /* the next seek tries again */
         }

@@ -53,6 +53,8 @@ enum k3_trunkd_stat {
     K3_TS_PASSES,
     K3_TS_RING_FULL_WAITS,
     K3_TS_RING_FULL_WAIT_NS,
+    K3_TS_ROOM_NS,
+    K3_TS_ROOM_AT_DEPTH_NS,
     K3_TS_SEEKS,
     K3_TS_ERRORS,
     K3_TS_PINNED_LOADED_BYTES,
@@ -66,6 +68,7 @@ enum k3_trunkd_stat {
     K3_TS_MAJOR_FAULTS,
     K3_TS_VERIFIED_BYTES,
     K3_TS_VERIFY_FAILURES,
+    K3_TS_REGISTERED_BYTES,
     K3_TS_N
 };
 extern const struct k3_stat_def k3_trunkd_stats[K3_TS_N];
@@ -127,6 +130,11 @@ struct k3_tverify {
     uint32_t crc;         /* of the piece in which pos lies, from its beginning */
 };
 
+/* Whether the drives are kept busy, for the counters room_ns and room_at_depth_ns: NONE there is nothing to read now, or
+ * less than full depth is wanted; SOME there is, and a drive that has it could take more; DEPTH that drive has its full
+ * depth. */
+enum k3_room { K3_ROOM_NONE, K3_ROOM_SOME, K3_ROOM_DEPTH };
+
 struct k3_trunkd {
     struct k3_trunkd_opt opt;
     struct k3_daemon *daemon;
@@ -146,13 +154,15 @@ struct k3_trunkd {
     struct k3_read *reads; /* twice the drives' depth: finished ones wait here for an older one */
     struct k3_read *free_reads;
     unsigned n_in_flight;
+    enum k3_room room; /* since room_since_ns */
+    uint64_t room_since_ns, room_ns, room_at_depth_ns;
     struct k3_stream stream;
     struct k3_pins pins;
     struct k3_tverify verify;
     bool news; /* something was published since computed's bell was rung last */
     /* for info, which runs on the control thread */
     bool taken_over;
-    _Atomic uint64_t huge_bytes;
+    _Atomic uint64_t huge_bytes, registered_bytes;
     pthread_mutex_t info_lock; /* guards opened: info looks at nothing unless it is set */
     bool opened;
 };
@@ -175,10 +185,14 @@ void k3_trunkd_pins_prefix(const struct k3_model *m, uint32_t align_bytes, uint8
 
 /* open.c.  A model that is already there (tests) is used and then owned. */
 int k3_trunkd_open(struct k3_trunkd *d, struct k3_err *err);
+/* Registers with the queue what reads land in: the pinned area, and the ring unless a predecessor's reads may still land
+ * in it, since registered pages would be left behind by its renewal. */
+void k3_trunkd_register(struct k3_trunkd *d);
 void k3_trunkd_close(struct k3_trunkd *d);
 
 /* serve.c */
 void k3_trunkd_begin_reads(struct k3_trunkd *d); /* as many as may be in flight now */
+void k3_trunkd_room(struct k3_trunkd *d, enum k3_room room, uint64_t now_ns); /* from now on */
 int k3_trunkd_serve(struct k3_trunkd *d, struct k3_err *err);
 
 /* files.c */

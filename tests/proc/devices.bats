@@ -26,8 +26,8 @@ family() { # family OPTION...
     for d in k3-trunkd k3-expertd k3-computed; do
         local more=("$@")
         case $d in
-            k3-trunkd) more+=(--trunk-gb 0.003 --ring-mb 2) ;;
-            k3-expertd) more+=(--cache-gb "$CACHE") ;;
+            k3-trunkd) more+=(--trunk-gb 0.003 --ring-mb 2 ${DEPTH:+--io-depth "$DEPTH"}) ;;
+            k3-expertd) more+=(--cache-gb "$CACHE" ${DEPTH:+--io-depth "$DEPTH"}) ;;
             k3-computed) more+=(--threads 2 --ctx 64) ;;
         esac
         "$K3_BIN/$d" --instance "$INSTANCE" --model "$MODEL" "${more[@]}" >>"$LOG" 2>&1 3>&- &
@@ -115,4 +115,18 @@ refused_by() { # refused_by DAEMON WORDS OPTION...
         refused_by $d "$B/other/$first.*different headers" --device "$A" --device "$B/other"
     done
     rm -r "$B/empty" "$B/old" "$B/other"
+}
+
+@test "what was measured, and what is registered, is shown" {
+    DEPTH=3 family
+    for d in k3-trunkd k3-expertd; do
+        ctl info $d --json >"$BATS_TEST_TMPDIR/info"
+        [ "$(jq '.. | objects | select(has("drives")) | .drives[0].depth' "$BATS_TEST_TMPDIR/info")" -eq 3 ]
+        [ "$(jq -r '.. | objects | select(has("io_rate_from")) | .io_rate_from' "$BATS_TEST_TMPDIR/info")" = default ]
+        bytes=$(jq '.. | objects | select(has("registered_bytes")) | .registered_bytes' "$BATS_TEST_TMPDIR/info")
+        if [ "$(id -u)" -eq 0 ] && grep -q '"io_uring"' "$BATS_TEST_TMPDIR/info"; then [ "$bytes" -gt 0 ]; else [ "$bytes" -ge 0 ]; fi
+    done
+    answer "$BATS_TEST_TMPDIR/x"
+    [ "$(stat_of k3-trunkd room_ns)" -gt 0 ]
+    [ "$(stat_of k3-trunkd room_at_depth_ns)" -le "$(stat_of k3-trunkd room_ns)" ]
 }

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -169,6 +171,99 @@ static void a_failed_read_is_an_errno(void **state)
     }
 }
 
+/* Into registered memory, across the edge of it, beside it; and after it was registered anew. */
+static void registered_memory(void **state)
+{
+    struct k3_io_req *done;
+    struct rig g;
+
+    (void)state;
+    for (size_t w = 0; w < 2; w++)
+        for (int round = 0; round < 3; round++) {
+            struct k3_io_range range[2];
+            unsigned back = 0;
+            uint64_t bytes;
+
+            if (!rig_open(&g, ways[w], N))
+                continue;
+            range[0] = (struct k3_io_range){ g.buf, 5 * BLOCK + 4096 };
+            range[1] = (struct k3_io_range){ g.buf + 10 * BLOCK, 3 * BLOCK };
+            bytes = k3_io_register(g.io, range, 2);
+            if (strcmp(ways[w], "pread") == 0)
+                assert_int_equal(bytes, 0);
+            else
+                assert_true(bytes == 0 || bytes == 8 * BLOCK + 4096);
+            if (round == 1) /* with reads queued and under way */
+                for (unsigned i = 0; i < N / 2; i++) {
+                    submit(&g, i, g.fd);
+                    if (i == N / 4)
+                        g.io->ops->flush(g.io);
+                }
+            if (round > 0)
+                assert_true(k3_io_register(g.io, &range[1], 1) <= 3 * BLOCK);
+            for (unsigned i = round == 1 ? N / 2 : 0; i < N; i++)
+                submit(&g, i, g.fd);
+            while (back < N) {
+                assert_int_equal(g.io->ops->wait(g.io, TICK_NS, &done), 0);
+                back += check_list(&g, done);
+            }
+            assert_int_equal(k3_io_register(g.io, range, 0), 0);
+            submit(&g, 0, g.fd);
+            do
+                assert_int_equal(g.io->ops->wait(g.io, TICK_NS, &done), 0);
+            while (!done);
+            assert_int_equal(check_list(&g, done), 1);
+            rig_close(&g);
+        }
+}
+
+/* Where the kernel lets us, as root or within the limit: a privileged run must show it. */
+static void registering_works_for_root(void **state)
+{
+    struct k3_io_range range;
+    struct rig g;
+
+    (void)state;
+    if (geteuid() != 0 || !rig_open(&g, "uring", 4))
+        skip();
+    range = (struct k3_io_range){ g.buf, N * BLOCK };
+    assert_int_equal(k3_io_register(g.io, &range, 1), N * BLOCK);
+    rig_close(&g);
+}
+
+/* Beyond RLIMIT_MEMLOCK: nothing is registered, and reads go on. */
+static void no_memlock_is_no_error(void **state)
+{
+    struct k3_io_req *done = NULL;
+    struct k3_io_range range;
+    pid_t pid = fork();
+    int status;
+
+    (void)state;
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct rlimit small = { 256 << 10, 256 << 10 }; /* enough for the queue itself */
+        uint64_t bytes;
+        struct rig g;
+
+        if (setrlimit(RLIMIT_MEMLOCK, &small) != 0 || (geteuid() == 0 && setuid(65534) != 0) ||
+            !rig_open(&g, "uring", 4))
+            _exit(77);
+        range = (struct k3_io_range){ g.buf, N * BLOCK };
+        bytes = k3_io_register(g.io, &range, 1);
+        submit(&g, 0, g.fd);
+        while (!done)
+            if (g.io->ops->wait(g.io, TICK_NS, &done) < 0)
+                _exit(2);
+        _exit(bytes == 0 && done->res == (int)BLOCK ? 0 : 1);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 /* A close with reads queued and under way: nothing lands after it (pread). */
 static void closing_waits_for_what_is_under_way(void **state)
 {
@@ -193,6 +288,9 @@ int main(void)
         cmocka_unit_test(all_come_back),
         cmocka_unit_test(the_eventfd_tells),
         cmocka_unit_test(a_failed_read_is_an_errno),
+        cmocka_unit_test(registered_memory),
+        cmocka_unit_test(registering_works_for_root),
+        cmocka_unit_test(no_memlock_is_no_error),
         cmocka_unit_test(closing_waits_for_what_is_under_way),
     };
 

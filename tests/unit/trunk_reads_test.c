@@ -637,6 +637,53 @@ static void pins_go_ahead_while_the_ring_is_full(void **state)
     rig_close(&g);
 }
 
+/* What the counters room_ns and room_at_depth_ns add up. */
+static void the_time_at_full_depth(void **state)
+{
+    static struct rig g;
+    uint64_t room_ns, at_depth_ns;
+
+    (void)state;
+    rig_open(&g, &spec, 2, 0, 4);
+    k3_trunkd_begin_reads(&g.d);
+    assert_int_equal(g.d.room, K3_ROOM_NONE); /* nobody wants anything */
+    seek_to(&g, 0, 0);
+    k3_trunkd_begin_reads(&g.d);
+    assert_int_equal(g.fake.n, 4);
+    assert_int_equal(g.d.room, K3_ROOM_DEPTH);
+    complete(&g, 3, ALL);
+    assert_int_equal(g.d.room, K3_ROOM_SOME); /* until the next is begun */
+    k3_trunkd_begin_reads(&g.d);
+    assert_int_equal(g.d.room, K3_ROOM_DEPTH);
+    while (g.fake.n > 1) { /* none can begin: the finished ones wait for the oldest */
+        complete(&g, 1, ALL);
+        k3_trunkd_begin_reads(&g.d);
+    }
+    assert_true(g.d.room == K3_ROOM_SOME || g.d.room == K3_ROOM_NONE);
+    while (g.fake.n) { /* and now the ring fills up */
+        complete(&g, 0, ALL);
+        k3_trunkd_begin_reads(&g.d);
+    }
+    assert_int_equal(g.d.room, K3_ROOM_NONE);
+    g.d.opt.shared_drive = true;
+    atomic_store(&g.d.ctl->b.consumed, produced(&g));
+    atomic_store(&g.d.ctl->b.blocked_on_expert, 1);
+    k3_trunkd_begin_reads(&g.d);
+    assert_int_equal(g.fake.n, 1);
+    assert_int_equal(g.d.room, K3_ROOM_NONE); /* full depth is not wanted now */
+    complete(&g, 0, ALL);
+    room_ns = g.d.room_ns;
+    at_depth_ns = g.d.room_at_depth_ns;
+    assert_true(at_depth_ns > 0 && room_ns >= at_depth_ns);
+    k3_trunkd_room(&g.d, K3_ROOM_DEPTH, 1000);
+    k3_trunkd_room(&g.d, K3_ROOM_SOME, 1300);
+    k3_trunkd_room(&g.d, K3_ROOM_NONE, 1350);
+    k3_trunkd_room(&g.d, K3_ROOM_NONE, 9999);
+    assert_int_equal(g.d.room_ns - room_ns, 350);
+    assert_int_equal(g.d.room_at_depth_ns - at_depth_ns, 300);
+    rig_close(&g);
+}
+
 static uint32_t copy_in_flight(const struct rig *g, unsigned i)
 {
     return ((const struct k3_read *)(const void *)g->fake.req[i])->copy;
@@ -803,6 +850,7 @@ int main(void)
         cmocka_unit_test(a_refused_direct_read_goes_on_buffered),
         cmocka_unit_test(one_read_while_computed_waits_for_an_expert),
         cmocka_unit_test(pins_go_ahead_while_the_ring_is_full),
+        cmocka_unit_test(the_time_at_full_depth),
         cmocka_unit_test(two_drives_share_the_reads),
         cmocka_unit_test(the_other_copy_is_tried),
         cmocka_unit_test(when_all_copies_fail),
