@@ -70,6 +70,10 @@ void k3_io_back(struct k3_io_files *fs, size_t file, uint32_t copy, uint64_t len
 bool k3_io_set_buffered(struct k3_io_files *fs, size_t file, uint32_t copy);
 /* The copy failed.  True when it had been good, so that it is worth a line in the log. */
 bool k3_io_set_bad(struct k3_io_files *fs, size_t file, uint32_t copy, uint64_t now_ns);
+/* n ranges of a file, one behind the other, ought to have this CRC32C, and what came did not: reads them from every copy.
+ * Those that do not have it are bad; bit c of the result: copy c.  0 for a file of one copy, which is not read. */
+uint32_t k3_io_wrong_copies(struct k3_io_files *fs, size_t file, const uint64_t *off_bytes, const uint64_t *len_bytes,
+                            uint32_t n, uint32_t crc, uint64_t now_ns);
 /* 0, or the positive errno that the file earns when no copy is any more what was opened (ESTALE: another size).  A
  * copy of another size is bad. */
 int k3_io_check(struct k3_io_files *fs, size_t file, uint64_t now_ns);

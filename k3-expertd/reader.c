@@ -452,6 +452,32 @@ bool k3_reader_done(struct k3_reader *r, struct k3_read_done *out)
     return true;
 }
 
+bool k3_reader_has_copies(const struct k3_reader *r)
+{
+    for (size_t i = 0; i < r->files.n_files; i++)
+        if (r->files.file[i].n_copies > 1)
+            return true;
+    return false;
+}
+
+void k3_reader_wrong(struct k3_reader *r, const struct k3_sum_item *item, uint32_t crc)
+{
+    uint64_t off_bytes[K3_EXPERT_TENSORS], len_bytes[K3_EXPERT_TENSORS];
+    uint16_t file = item->part[0].file;
+    uint32_t wrong;
+
+    for (uint32_t k = 0; k < item->n_parts; k++) {
+        if (item->part[k].file != file) /* one CRC over several files tells nothing about one of them */
+            return;
+        off_bytes[k] = item->part[k].off_bytes;
+        len_bytes[k] = item->part[k].len_bytes;
+    }
+    wrong = k3_io_wrong_copies(&r->files, file, off_bytes, len_bytes, item->n_parts, crc, k3_now_ns());
+    for (uint32_t c = 0; c < r->files.file[file].n_copies; c++)
+        if (wrong >> c & 1)
+            k3_log(K3_LOG_ERROR, "copy_wrong", "file=%s off=%" PRIu64, r->files.file[file].copy[c].path, off_bytes[0]);
+}
+
 uint32_t k3_reader_in_flight(const struct k3_reader *r)
 {
     return r->in_flight;

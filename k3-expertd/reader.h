@@ -9,6 +9,7 @@
 #include "io/files.h"
 #include "io/io.h"
 #include "model/model.h"
+#include "model/sums.h"
 #include "shm/stats.h"
 
 #define K3_READER_PAGE 4096u
@@ -48,6 +49,10 @@ struct k3_read_done {
     uint64_t file_off_bytes;
     uint32_t off_bytes[K3_EXPERT_TENSORS]; /* in the slot */
 };
+/* An expert that came is not what its CRC says: of several copies the wrong ones are named in the log, and left alone
+ * while there is another. */
+void k3_reader_wrong(struct k3_reader *r, const struct k3_sum_item *item, uint32_t crc);
+bool k3_reader_has_copies(const struct k3_reader *r); /* some file is there more than once */
 /* One expert whose last block has arrived; false when there is none now. */
 bool k3_reader_done(struct k3_reader *r, struct k3_read_done *out);
 /* Blocks in flight. */

@@ -58,7 +58,7 @@ void k3_xverify_read(struct k3_expertd *d, struct k3_read_done *r)
 {
     const uint8_t *slot = d->data.base + d->slots_off_bytes + r->slot * d->slot_bytes;
     struct k3_stats *st = k3_daemon_stats(d->daemon);
-    struct k3_expert_place p;
+    struct k3_sum_item item;
     uint32_t layer, expert, crc = 0;
     size_t key;
 
@@ -66,7 +66,8 @@ void k3_xverify_read(struct k3_expertd *d, struct k3_read_done *r)
         return;
     k3_slots_expert(d->slots, r->slot, &layer, &expert);
     key = k3_sums_expert_key(d->model, layer, expert);
-    if (!d->verify.always && d->verify.checked[key])
+    /* Right once says nothing of the next read when that may go to another copy. */
+    if (!d->verify.always && d->verify.checked[key] && !k3_reader_has_copies(d->reader))
         return;
     for (uint32_t t = 0; t < K3_EXPERT_TENSORS; t++)
         crc = k3_crc32c(crc, slot + r->off_bytes[t], d->verify.len_bytes[t]);
@@ -79,10 +80,9 @@ void k3_xverify_read(struct k3_expertd *d, struct k3_read_done *r)
     k3_stat_add(st, K3_XS_VERIFY_FAILURES, 1);
     r->status = -EBADMSG;
     r->file = UINT32_MAX;
-    if (k3_model_expert(d->model, layer, expert, &p) == 0) {
-        uint32_t range = p.tensor_range[0];
-
-        r->file = p.range[range].file;
-        r->file_off_bytes = p.range[range].off_bytes + p.tensor_off[0];
+    if (k3_sums_item(d->model, d->model->n_pieces + d->model->n_residents + key, &item) == 0) {
+        r->file = item.part[0].file;
+        r->file_off_bytes = item.part[0].off_bytes;
+        k3_reader_wrong(d->reader, &item, d->verify.sums->expert[key]);
     }
 }

@@ -60,9 +60,25 @@ const char *k3_tverify_how(const struct k3_trunkd *d)
     return !d->verify.sums ? "off" : d->verify.always ? "always" : "first";
 }
 
+/* Right once says nothing of the next read when that may go to another copy. */
 static bool wanted(const struct k3_trunkd *d, size_t piece)
 {
-    return d->verify.always || !d->verify.checked[piece];
+    uint32_t file = d->model->matrices[d->model->pieces[piece].matrix].file;
+
+    return d->verify.always || !d->verify.checked[piece] || d->files.file[file].n_copies > 1;
+}
+
+/* Of several copies the wrong ones are named, and left alone while there is another. */
+static void blame(struct k3_trunkd *d, uint32_t file, uint64_t off_bytes, uint64_t len_bytes,
+                  uint32_t crc)
+{
+    uint32_t wrong =
+        k3_io_wrong_copies(&d->files, file, &off_bytes, &len_bytes, 1, crc, k3_now_ns());
+
+    for (uint32_t c = 0; c < d->files.file[file].n_copies; c++)
+        if (wrong >> c & 1)
+            k3_log(K3_LOG_ERROR, "copy_wrong", "file=%s off=%" PRIu64,
+                   d->files.file[file].copy[c].path, off_bytes);
 }
 
 /* The end of a piece: whether it is right. */
@@ -80,6 +96,8 @@ static bool is_right(struct k3_trunkd *d, uint32_t piece, uint32_t crc)
            "piece=%u file=%s off=%" PRIu64 " bytes=%u crc=%08x want=%08x", piece,
            d->model->files[d->model->matrices[p->matrix].file].path, p->off_bytes, p->len_bytes,
            crc, d->verify.sums->piece[piece]);
+    blame(d, d->model->matrices[p->matrix].file, p->off_bytes, p->len_bytes,
+          d->verify.sums->piece[piece]);
     return false;
 }
 

@@ -184,7 +184,7 @@ static int scan_dir(struct k3_index *ix, const char *dir, bool device, struct k3
                 rc = k3_fail(err, -errno, "%s directory %s: %s", device ? "device" : "model", dir, strerror(errno));
             break;
         }
-        pack |= !strcmp(e->d_name, "trunk.k3pack");
+        pack |= !strncmp(e->d_name, "trunk.k3pack", 12); /* a half-written one is refused by pack.c */
         if (!is_shard(e->d_name))
             continue;
         n_shards++;

@@ -158,6 +158,36 @@ refuses() { # refuses PROGRAM OPTION... -- PATTERN...: 2, one line
     kill "$pid"
     wait "$pid"
 }
+@test "of two copies the wrong one is named, and the other is read from then on" {
+    A=$BATS_TEST_TMPDIR/a B=$BATS_TEST_TMPDIR/b
+    mkdir "$A" "$B"
+    cp "$M"/*.safetensors "$A"
+    cp "$M"/*.safetensors "$B"
+    RUN=$(run_dir "$INSTANCE")
+    up --model "$M" --ring-mb 2 --trunk-gb 0.0021
+    want=$(ids)
+    down
+    mapfile -t wrong < <(places self_attn.o_proj.weight; places .w1.weight_packed | grep 00004-of)
+    for p in "${wrong[@]}"; do f=${p% *}; flip "$B/${f##*/}" $((${p#* } + 7)); done
+    mkdir -m 700 -p "${RUN%/*}" "$RUN"
+    start() { "$K3_BIN/$1" --model "$M" --instance "$INSTANCE" "${@:2}" 2>"$BATS_TEST_TMPDIR/$1.log" 3>&- 4>&- & }
+    start k3-trunkd --device "$B" --device "$A" --ring-mb 2 --trunk-gb 0.0021
+    start k3-expertd --device "$B" --device "$A" --cache-gb 0.00013
+    start k3-computed --device "$B" --device "$A"
+    ctl wait
+    # As long as the wrong copy is chosen the request fails; once it is known, no more.
+    got=
+    for ((i = 0; i < 40; i++)); do got=$(ids) && [ "$got" = "$want" ] && break; done
+    [ "$got" = "$want" ]
+    cat "$BATS_TEST_TMPDIR"/*.log
+    for d in k3-trunkd k3-expertd; do
+        ! grep "event=copy_wrong.*file=$A/" "$BATS_TEST_TMPDIR/$d.log"
+        if [ "$(stat_of $d verify_failures)" != 0 ]; then grep "event=copy_wrong.*file=$B/" "$BATS_TEST_TMPDIR/$d.log"; fi
+    done
+    [ $(($(stat_of k3-trunkd verify_failures) + $(stat_of k3-expertd verify_failures))) -gt 0 ]
+    kill $(jobs -p)
+    wait
+}
 @test "k3ctl verify of the running instance's model" {
     up --model "$M"
     ctl verify | grep -qF "$M: 104 trunk pieces"
