@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -412,16 +411,7 @@ static size_t kept_bytes(const struct k3_model *m)
     return n + k3_experts_bytes(m->experts);
 }
 
-static double cpu_s(void)
-{
-    struct rusage u;
-
-    getrusage(RUSAGE_SELF, &u);
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-           (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
-}
-
-/* All 96 shards with true headers and holes for weights: sizes, time and memory of the real thing. */
+/* All 96 shards with true headers and holes for weights: sizes and memory of the real thing. */
 static void full_shape(void **state)
 {
     (void)state;
@@ -432,7 +422,6 @@ static void full_shape(void **state)
     struct statvfs v;
     char dir[64], path[128];
     const char *dirs = path;
-    double began;
 
     k3_test_dir(dir);
     if (statvfs(dir, &v) < 0 || (uint64_t)v.f_bavail * v.f_frsize < 400u << 20) {
@@ -452,10 +441,7 @@ static void full_shape(void **state)
         struct mallinfo2 before = mallinfo2(), after;
         size_t limit = experts ? 6000000 : 1000000;
 
-        began = cpu_s();
         m = must_open(path, 0, experts);
-        /* about a second of CPU where nothing else runs; the bound only catches something quadratic */
-        assert_true(cpu_s() - began < 15);
         after = mallinfo2();
         assert_true(kept_bytes(m) < limit);
         assert_true(after.uordblks + after.hblkhd - before.uordblks - before.hblkhd < limit); /* 0 under ASan */
