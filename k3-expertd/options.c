@@ -25,7 +25,7 @@ bool k3_expertd_options(struct k3_expertd_opts *o, int argc, char **argv, int *s
     *o = (struct k3_expertd_opts){
         .common = K3_DAEMON_OPTS_INIT,
         .mem = K3_MEM_OPTS_INIT,
-        .policy = "lru",
+        .policy = "lfru",
         .io = "auto",
         .direct = "auto",
         .cache_bytes = 1000000000,
@@ -37,7 +37,7 @@ bool k3_expertd_options(struct k3_expertd_opts *o, int argc, char **argv, int *s
           "directory may be one); what none has comes from --model",
           0, 0 },
         { "cache-gb", K3_OPT_GB, &o->cache_bytes, "X", "memory for the expert arena, in 10^9 bytes (default 1)", 0, 0 },
-        { "policy", K3_OPT_STRING, &o->policy, "NAME", "whom to evict: lru (least recently demanded, default) or lfru (least often, lately)", 0, 0 },
+        { "policy", K3_OPT_STRING, &o->policy, "NAME", "whom to evict: lfru (what the fewest passes demanded, lately; default) or lru", 0, 0 },
         { "layers", K3_OPT_U32, &o->n_layers, "N", "serve the first N layers of a partial download", 1, K3_MAX_LAYERS },
         { "io-depth", K3_OPT_U32, &o->io_depth, "N",
           "blocks in flight on each drive (default 0: as measured once and remembered; see k3ctl info)", 0, 256 },

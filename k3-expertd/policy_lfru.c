@@ -9,18 +9,22 @@
  * round, so that both are compared at the same age.  Of equal ones the latest demanded goes: its next turn is the farthest.
  * (By the usual rule, the oldest first, a cache smaller than a round loses each expert just before its turn.)
  *
- * A cache that holds one round but not two is run as lru: nearly all that is worth keeping is in it, and which of the last
- * round's experts return is told by recency alone.
+ * Where a cache holds a little more than one round, lru may be better: what returns of the last round is told by recency
+ * alone.  Which of both it is depends on the text, so two shadows (tables of who would be in the cache, without bytes) play
+ * lru and frequency all the time, and slots are ranked by the rule whose shadow has more hits, lately.
  *
  * The slots are a binary heap, the next to go on top: O(log n) for a demand; O(k log k) for a victim when the k first may
  * not go.  The credits change with the round, and then the heap is built anew: O(n), at most once in n / REBUILD demands. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "k3-expertd/policy.h"
 
-#define HALF_LIFE 8.0    /* rounds */
+#define HALF_LIFE 32.0   /* rounds */
+#define LATELY 0.875     /* what a shadow's hits are worth one round later */
 #define ONE 1048576.0    /* a doubling of weight in units of score; rounded, so that equal pasts are equal */
+#define EDGE 1.25        /* by which lru may be behind where it is the likelier one: one round fits, two do not */
 #define REBUILD 16u
 
 struct lfru_slot {
@@ -30,10 +34,18 @@ struct lfru_slot {
     int64_t score;
     uint32_t place; /* in heap */
 };
+struct shadow {
+    const struct k3_policy_ops *ops;
+    void *policy;
+    uint32_t *slot_of, *key_of; /* slot_of[key], or K3_NO_SLOT */
+    uint32_t n_used;
+    double hits;
+};
 struct lfru {
     uint32_t n_slots;
     double half;
     bool mixed;             /* lru where that is better; false: frequency always */
+    struct shadow shadow[2]; /* of mixed: lru, frequency */
     bool by_recency;        /* what the ranks are */
     double *kept;           /* of each key: log2(weight) + now / half; -INFINITY: never demanded */
     struct lfru_slot *slot;
@@ -45,12 +57,60 @@ struct lfru {
     uint32_t key_before;
 };
 
+static bool shadow_open(struct shadow *s, const struct k3_policy_ops *ops, void *policy, uint32_t n_slots, uint32_t n_keys)
+{
+    s->ops = ops;
+    s->policy = policy;
+    s->slot_of = malloc(((size_t)n_keys + 1) * sizeof(*s->slot_of));
+    s->key_of = malloc(((size_t)n_slots + 1) * sizeof(*s->key_of));
+    if (s->slot_of)
+        memset(s->slot_of, 0xff, n_keys * sizeof(*s->slot_of));
+    return s->policy && s->slot_of && s->key_of;
+}
+
+static void shadow_close(struct shadow *s)
+{
+    if (s->policy)
+        s->ops->destroy(s->policy);
+    free(s->slot_of);
+    free(s->key_of);
+}
+
+static bool any(void *arg, uint32_t slot)
+{
+    (void)arg;
+    (void)slot;
+    return true;
+}
+
+static void shadow_demand(struct shadow *s, uint32_t key, uint32_t n_slots)
+{
+    uint32_t slot = s->slot_of[key];
+
+    if (slot != K3_NO_SLOT) {
+        s->hits += 1;
+        s->ops->touched(s->policy, slot, key);
+        return;
+    }
+    if (s->n_used < n_slots) {
+        slot = s->n_used++;
+    } else {
+        slot = s->ops->victim(s->policy, any, NULL);
+        s->slot_of[s->key_of[slot]] = K3_NO_SLOT;
+    }
+    s->key_of[slot] = key;
+    s->slot_of[key] = slot;
+    s->ops->admitted(s->policy, slot, key);
+}
+
 static void lfru_destroy(void *self)
 {
     struct lfru *l = self;
 
     if (!l)
         return;
+    shadow_close(&l->shadow[0]);
+    shadow_close(&l->shadow[1]);
     free(l->kept);
     free(l->slot);
     free(l->heap);
@@ -71,7 +131,11 @@ void *k3_lfru_create(uint32_t n_slots, uint32_t n_keys, double half_life)
     l->slot = calloc((size_t)n_slots + 1, sizeof(*l->slot));
     l->heap = malloc(((size_t)n_slots + 1) * sizeof(*l->heap));
     l->open = malloc(((size_t)n_slots + 1) * sizeof(*l->open));
-    if (!l->kept || !l->slot || !l->heap || !l->open) {
+    if (!l->kept || !l->slot || !l->heap || !l->open ||
+        (l->mixed && (!shadow_open(&l->shadow[0], k3_policy_find("lru"), k3_policy_find("lru")->create(n_slots, n_keys),
+                                   n_slots, n_keys) ||
+                      !shadow_open(&l->shadow[1], &k3_policy_lfru, k3_lfru_create(n_slots, n_keys, HALF_LIFE), n_slots,
+                                   n_keys)))) {
         lfru_destroy(l);
         return NULL;
     }
@@ -130,7 +194,9 @@ static void sift_down(struct lfru *l, uint32_t i, uint32_t slot)
 
 static void build(struct lfru *l)
 {
-    l->by_recency = l->mixed && l->n_slots > l->n_before && l->n_slots < 2 * l->n_before;
+    double edge = l->n_slots > l->n_before && l->n_slots < 2 * l->n_before ? EDGE : 1;
+
+    l->by_recency = l->mixed && l->shadow[0].hits * edge >= l->shadow[1].hits && edge * l->shadow[0].hits > 0;
     l->built_at = l->now;
     l->built_round = l->round;
     for (uint32_t i = 0; i < l->n_slots; i++)
@@ -146,8 +212,12 @@ static void tick(struct lfru *l, uint32_t key)
         l->n_before = l->now - l->round_at;
         l->round_at = l->now;
         l->round++;
+        l->shadow[0].hits *= LATELY;
+        l->shadow[1].hits *= LATELY;
     }
     l->key_before = key;
+    for (int i = 0; l->mixed && i < 2; i++)
+        shadow_demand(&l->shadow[i], key, l->n_slots);
 }
 
 static void lfru_demanded(void *self, uint32_t slot, uint32_t key)

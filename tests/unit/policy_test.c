@@ -291,6 +291,39 @@ static void smaller_than_a_round(void **state)
     assert_int_equal(hits[1], 99 * 8);
 }
 
+/* Six in ten experts stay from one round to the next and never return once they have gone: only recency tells.  Then four in
+ * ten demands are of the same few, the others never return: frequency tells more.  lfru is near the better one in both. */
+static void near_the_better(void **state)
+{
+    enum { SLOTS = 24, ROUND = 20, KEYS = 4000 };
+    uint32_t hits[2][2] = { { 0 } };
+
+    (void)state;
+    for (int text = 0; text < 2; text++)
+        for (int i = 0; i < 2; i++) {
+            uint32_t key_of[SLOTS], now[ROUND] = { 0 };
+            void *l = policy(i)->create(SLOTS, ROUND * KEYS);
+
+            memset(key_of, 0xff, sizeof(key_of));
+            srand(21);
+            for (uint32_t round = 0; round < 1500; round++)
+                for (uint32_t d = 0; d < ROUND; d++) {
+                    uint32_t r = (uint32_t)rand();
+
+                    if (text == 0)
+                        now[d] = r % 10 < 6 ? now[d] : round + 1; /* most stay a while */
+                    else
+                        now[d] = r % 10 < 4 ? 0 : r / 16 % (KEYS - 1) + 1;
+                    hits[text][i] += demand(policy(i), l, key_of, SLOTS, d * KEYS + now[d]);
+                }
+            policy(i)->destroy(l);
+        }
+    print_message("# recency: lru %u, lfru %u; frequency: lru %u, lfru %u\n", hits[0][0], hits[0][1], hits[1][0],
+                  hits[1][1]);
+    assert_true(hits[0][1] * 100 > hits[0][0] * 93);
+    assert_true(hits[1][1] * 10 > hits[1][0] * 15);
+}
+
 /* The same 40 experts every round through 30 slots: lru loses each before its turn. */
 static void a_cycle(void **state)
 {
@@ -340,6 +373,7 @@ int main(void)
         cmocka_unit_test(remembers_the_evicted),
         cmocka_unit_test(of_equals_the_latest),
         cmocka_unit_test(a_cycle),
+        cmocka_unit_test(near_the_better),
         cmocka_unit_test(lfru_random_history),
         cmocka_unit_test(smaller_than_a_round),
         cmocka_unit_test(larger_than_a_round),
