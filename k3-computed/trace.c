@@ -197,11 +197,15 @@ static void stage_record(struct k3_tracer *t, uint32_t kind, uint32_t n)
     stage(t, &r, sizeof(r));
 }
 
-/* Whole records only: a stop comes between two. */
-static void commit(struct k3_tracer *t)
+/* Whole records only: a stop comes between two, and never between an END and the news of it. */
+static void commit(struct k3_tracer *t, bool end)
 {
     pthread_mutex_lock(&t->lock);
     t->recording = t->of_session == t->session && t->open_pass && put(t, t->stage, t->stage_bytes);
+    if (t->recording && end) {
+        t->open_pass = false;
+        t->n_passes++;
+    }
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -231,7 +235,7 @@ void k3_tracer_look(struct k3_tracer *t, uint32_t layer, const uint16_t *ids, ui
     stage_record(t, K3_TRACE_LOOK, layer);
     for (uint32_t row = 0; row < t->n_rows; row++)
         stage(t, ids + (size_t)row * k, t->pass_look_k * sizeof(*ids));
-    commit(t);
+    commit(t, false);
 }
 
 void k3_tracer_route(struct k3_tracer *t, uint32_t layer, uint32_t row, const uint16_t *ids)
@@ -242,7 +246,7 @@ void k3_tracer_route(struct k3_tracer *t, uint32_t layer, uint32_t row, const ui
         stage_record(t, K3_TRACE_ROUTES, layer);
     stage(t, ids, t->m->cfg.top_k * sizeof(*ids));
     if (row == t->n_rows - 1)
-        commit(t);
+        commit(t, false);
 }
 
 void k3_tracer_end(struct k3_tracer *t, enum k3_trace_end end)
@@ -250,13 +254,7 @@ void k3_tracer_end(struct k3_tracer *t, enum k3_trace_end end)
     if (!t->recording)
         return;
     stage_record(t, K3_TRACE_END, end);
-    commit(t);
-    pthread_mutex_lock(&t->lock);
-    if (t->recording) {
-        t->open_pass = false;
-        t->n_passes++;
-    }
-    pthread_mutex_unlock(&t->lock);
+    commit(t, true);
     t->recording = false;
 }
 

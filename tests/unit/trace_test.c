@@ -5,6 +5,7 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -343,12 +344,62 @@ static void more_than_the_buffer(void **state)
     k3_trace_free(&t);
 }
 
+/* Stops and starts at any moment of many passes: every file is whole. */
+static struct k3_tracer *shared;
+static _Atomic bool quit;
+
+static void *passes(void *arg)
+{
+    const struct k3_tracer_row row = { 1, 2 };
+    uint32_t look_k;
+
+    (void)arg;
+    for (uint64_t pass = 0; !quit; pass++) {
+        k3_tracer_begin(shared, pass, &row, 1, &look_k);
+        for (uint32_t layer = 1; layer < 9; layer++)
+            k3_tracer_route(shared, layer, 0, (const uint16_t[]){ 1, 2, 3, 4 });
+        k3_tracer_end(shared, K3_TRACE_DONE);
+    }
+    return NULL;
+}
+
+static void stopped_at_any_moment(void **state)
+{
+    _Atomic bool no = false;
+    struct k3_ew ew = { 0 };
+    uint64_t n_passes = 0;
+    pthread_t thread;
+
+    (void)state;
+    err = (struct k3_err)K3_ERR_INIT;
+    assert_int_equal(k3_tracer_new(&shared, k3_ew_demo.m, 1, &no, &err), 0);
+    ew.tracer = shared;
+    assert_int_equal(pthread_create(&thread, NULL, passes, NULL), 0);
+    for (int i = 0; i < 300; i++) {
+        struct k3_trace t;
+        double n;
+
+        start(&ew, false);
+        usleep((unsigned)rand() % 300);
+        n = stop(&ew, "passes");
+        load(&t);
+        assert_int_equal(t.cut_bytes, 0);
+        assert_int_equal(t.n_passes, (int)n);
+        n_passes += t.n_passes;
+        k3_trace_free(&t);
+    }
+    quit = true;
+    pthread_join(thread, NULL);
+    k3_tracer_free(shared);
+    assert_true(n_passes > 300);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(holds_every_route), cmocka_unit_test(changes_no_bit),
         cmocka_unit_test(a_stop_cuts_the_pass), cmocka_unit_test(refusals),
-        cmocka_unit_test(no_space),          cmocka_unit_test(more_than_the_buffer),
+        cmocka_unit_test(stopped_at_any_moment), cmocka_unit_test(no_space), cmocka_unit_test(more_than_the_buffer),
     };
 
     return cmocka_run_group_tests(tests, open_all, close_all);
