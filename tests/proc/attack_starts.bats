@@ -13,8 +13,9 @@ refused() { # refused PATTERN COMMAND...: exit 2 within five seconds, one line
     shift
     "$@" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" </dev/null || status=$?
     cat "$BATS_TEST_TMPDIR/err"
+    without_progress "$BATS_TEST_TMPDIR/err"
     [ "$status" -eq 2 ]
-    [ $((SECONDS - start)) -le 5 ]
+    [ $((SECONDS - start)) -le $((5 * SLOW)) ]
     [ "$(wc -l <"$BATS_TEST_TMPDIR/err")" -eq 1 ]
     grep -qE -- "$pattern" "$BATS_TEST_TMPDIR/err"
 }

@@ -19,7 +19,7 @@ refused() { # refused PATTERN...
     local start=$SECONDS status=0 p
     up --model "$M" "${OPTIONS[@]}" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" || status=$?
     cat "$BATS_TEST_TMPDIR/err"
-    sed -i '/^k3-run: [0-9]* s: ready: /d' "$BATS_TEST_TMPDIR/err" # it takes its time under a sanitizer
+    without_progress "$BATS_TEST_TMPDIR/err"
     echo "status $status after $((SECONDS - start)) s"
     [ "$status" -eq 2 ]
     [ $((SECONDS - start)) -le $((5 * SLOW)) ]
