@@ -250,7 +250,7 @@ print("answer", len(s.recv(64)))' "$OUT/other/k3/$INSTANCE/keeper.sock"
     start k3-computed --model "$DEMO" --numa-node 0 --ctx 64
     ready k3-computed
     for d in k3-trunkd k3-expertd k3-computed; do
-        [ "$(ctl info $d --json | jq '.. | objects | select(has("numa_node")) | .numa_node')" -eq 0 ]
+        [ "$(ctl info $d --json | jq --arg d $d '(.[$d] // .).numa_node')" -eq 0 ]
     done
     for d in trunkd:trunkdata expertd:expertdata; do
         pid=$(pid_of "k3-${d%:*}")
