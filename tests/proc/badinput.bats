@@ -117,6 +117,7 @@ config() { # config JQ-FILTER
     status=0
     up --model "$M" 2>"$BATS_TEST_TMPDIR/err" || status=$?
     cat "$BATS_TEST_TMPDIR/err"
+    without_progress "$BATS_TEST_TMPDIR/err"
     [ "$status" -eq 2 ]
     [ "$(wc -l <"$BATS_TEST_TMPDIR/err")" -eq 1 ]
     grep -q "$INSTANCE" "$BATS_TEST_TMPDIR/err"
@@ -156,6 +157,7 @@ END
     unshare -m sh "$BATS_TEST_TMPDIR/small" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" || status=$?
     [ "$status" -ne 77 ] || skip "may not mount a tmpfs"
     cat "$BATS_TEST_TMPDIR/err"
+    without_progress "$BATS_TEST_TMPDIR/err"
     [ "$status" -eq 2 ]
     [ "$(wc -l <"$BATS_TEST_TMPDIR/err")" -eq 1 ]
     grep -q "/dev/shm" "$BATS_TEST_TMPDIR/err"
