@@ -284,6 +284,19 @@ bool k3_io_rate_choose(const struct k3_io_cell *cell, size_t n, struct k3_io_rat
     return true;
 }
 
+bool k3_io_rate_enough(const struct k3_io_cell *cell, size_t n)
+{
+    double best = rate_up_to(cell, n, HUGE_VAL), most_bytes = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        double bytes = (double)cell[i].depth * cell[i].block_bytes;
+
+        if (cell[i].bytes_per_s > 0 && bytes > most_bytes)
+            most_bytes = bytes;
+    }
+    return most_bytes >= 16 << 20 || (best > 0 && most_bytes >= 4 * best * (double)K3_CALIBRATE_LATE_NS / 1e9);
+}
+
 static int measure_grid(struct bench *b, struct k3_io_rate *out, struct k3_err *err)
 {
     static const uint32_t blocks[] = { 1u << 20, 4u << 20 };
@@ -308,9 +321,10 @@ static int measure_grid(struct bench *b, struct k3_io_rate *out, struct k3_err *
         }
     if (rc < 0)
         return k3_fail(err, rc == -EINVAL ? -EOPNOTSUPP : rc, "measuring the drive: %s", strerror(-rc));
-    if (!k3_io_rate_choose(cell, n, out))
-        return k3_fail(err, -ETIME, "the drive is too slow to be measured in %llu ms",
+    if (!k3_io_rate_enough(cell, n))
+        return k3_fail(err, -ETIME, "the machine or the drive is too busy to be measured in %llu ms",
                        (unsigned long long)(K3_CALIBRATE_NS / 1000000));
+    (void)k3_io_rate_choose(cell, n, out);
     return 0;
 }
 

@@ -32,6 +32,7 @@ struct k3_io_rate {
 /* Measures with files of one drive (their holes are left out).  Takes at most about max_ns.
  *   -ENODATA     the files hold less than K3_CALIBRATE_MIN_BYTES that are not holes
  *   -EOPNOTSUPP  their file system has no direct reads, or they are in memory
+ *   -ETIME       too little was measured in that time: the machine or the drive was busy
  *   others       a file cannot be opened or read */
 int k3_calibrate(const char *const *files, size_t n, uint64_t max_ns, struct k3_io_rate *out,
                  struct k3_err *err);
@@ -56,6 +57,10 @@ struct k3_io_cell {
 };
 /* False when no cell was measured. */
 bool k3_io_rate_choose(const struct k3_io_cell *cell, size_t n, struct k3_io_rate *out);
+
+/* Enough was measured before the time ran out to be believed for long: 16 MiB in flight, or what a slow drive reads in four
+ * times K3_CALIBRATE_LATE_NS.  A machine that stood still for a second would else leave a drive with one small read. */
+bool k3_io_rate_enough(const struct k3_io_cell *cell, size_t n);
 
 /* Looks for a drive in the text of a `devices` file.  0, -ENOENT (not there, or too old at now_s), -EPROTO (the text is
  * damaged anywhere: nothing of it is believed). */

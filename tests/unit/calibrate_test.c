@@ -109,6 +109,27 @@ static void cells_that_were_not_measured(void **state)
     assert_false(k3_io_rate_choose(cell, n, &r));
 }
 
+static void enough_to_be_believed(void **state)
+{
+    struct k3_io_cell cell[14];
+    size_t n = curve(cell, 1e-3, 7e9);
+
+    (void)state;
+    assert_true(k3_io_rate_enough(cell, n));
+    for (size_t i = 0; i < n; i++)
+        if ((uint64_t)cell[i].depth * cell[i].block_bytes > 8 * MIB)
+            cell[i].bytes_per_s = 0;
+    assert_false(k3_io_rate_enough(cell, n)); /* a fast drive, and the time ran out */
+    n = curve(cell, 1e-3, 1.5e8);             /* a disk that turns */
+    for (size_t i = 0; i < n; i++)
+        if ((uint64_t)cell[i].depth * cell[i].block_bytes > 4 * MIB)
+            cell[i].bytes_per_s = 0;
+    assert_true(k3_io_rate_enough(cell, n));
+    for (size_t i = 0; i < n; i++)
+        cell[i].bytes_per_s = 0;
+    assert_false(k3_io_rate_enough(cell, n));
+}
+
 /* ---- what is remembered ---- */
 
 #define NOW 1000000000
@@ -244,6 +265,21 @@ static void put_text(const char *path, const char *text)
     fclose(f);
 }
 
+/* The machine may be too busy to measure now: then once more. */
+static int get(const char *const *files, struct k3_io_rate *out, struct k3_err *err)
+{
+    int rc = -ETIME;
+
+    for (int i = 0; i < 60 && rc == -ETIME; i++) {
+        rc = k3_io_rate_get(files, 1, out, err);
+        if (rc == -ETIME) {
+            assert_int_equal(out->depth, K3_IO_DEPTH_DEFAULT);
+            assert_true(out->bytes_per_s == 0);
+        }
+    }
+    return rc;
+}
+
 static void measured_once_and_remembered(void **state)
 {
     const char *files[1];
@@ -261,14 +297,14 @@ static void measured_once_and_remembered(void **state)
     assert_non_null(realpath(dir, cache));
     assert_int_equal(setenv("XDG_CACHE_HOME", cache, 1), 0);
     assert_int_equal(k3_device_of(shard, NULL, &dev, &err), 0);
-    rc = k3_io_rate_get(files, 1, &r, &err);
+    rc = get(files, &r, &err);
     if (rc == -EOPNOTSUPP)
         skip(); /* the tree lies in memory, or on something without direct reads */
     if (rc < 0)
         fail_msg("%s", err.text);
     assert_false(r.remembered);
     assert_true(r.bytes_per_s > 0 && r.depth >= 1 && r.depth <= 64);
-    assert_int_equal(k3_io_rate_get(files, 1, &again, &err), 0);
+    assert_int_equal(get(files, &again, &err), 0);
     assert_true(again.remembered && again.depth == r.depth && again.block_bytes == r.block_bytes);
     assert_int_equal(k3_io_rate_remembered(&dev, &again), 0);
     assert_int_equal(k3_io_rate_of_dir(dir, &again, &err), 0);
@@ -276,7 +312,7 @@ static void measured_once_and_remembered(void **state)
     /* A damaged file: measured anew, and right afterwards. */
     put_text(in_dir("k3/devices"), "k3 devices 1\nrubbish\n");
     assert_int_equal(k3_io_rate_remembered(&dev, &again), -ENOENT);
-    assert_int_equal(k3_io_rate_get(files, 1, &again, &err), 0);
+    assert_int_equal(get(files, &again, &err), 0);
     assert_false(again.remembered);
     assert_int_equal(k3_io_rate_remembered(&dev, &again), 0);
     f = fopen(in_dir("k3/devices"), "r");
@@ -285,7 +321,7 @@ static void measured_once_and_remembered(void **state)
     assert_null(strstr(old, "rubbish"));
     /* No place to remember. */
     assert_int_equal(setenv("XDG_CACHE_HOME", "/proc/self", 1), 0);
-    assert_int_equal(k3_io_rate_get(files, 1, &again, &err), 0);
+    assert_int_equal(get(files, &again, &err), 0);
     assert_false(again.remembered);
 }
 
@@ -339,6 +375,7 @@ int main(void)
         cmocka_unit_test(faster_than_can_be_kept_in_flight),
         cmocka_unit_test(noise),
         cmocka_unit_test(cells_that_were_not_measured),
+        cmocka_unit_test(enough_to_be_believed),
         cmocka_unit_test(found_again),
         cmocka_unit_test(too_old),
         cmocka_unit_test(damaged),
