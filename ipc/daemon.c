@@ -6,6 +6,7 @@
  *   STARTING, READY -> DRAINING   control command drain
  *   any             -> STOPPED    k3_daemon_close */
 #include "ipc/daemon.h"
+#include "ipc/memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -408,6 +409,8 @@ void k3_daemon_close(struct k3_daemon *d)
     if (d->event_fd >= 0)
         close(d->event_fd);
     pthread_sigmask(SIG_SETMASK, &d->old_mask, NULL);
+    if (orphaned(d)) /* k3-run was killed: nobody else is left to remove it */
+        k3_reserve_clean("/dev/shm", d->instance);
     k3_lock_drop(&d->lock_fd);
     pthread_mutex_destroy(&d->on_stop_lock);
     pthread_mutex_destroy(&d->fn_lock);

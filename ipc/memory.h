@@ -70,6 +70,8 @@ int k3_reserve_begin(int *fd, const char *dir, struct k3_err *err);
 void k3_reserve_end(int *fd);
 int k3_reserve_write(struct k3_reservation *r, uint64_t promised_bytes, struct k3_err *err);
 void k3_reserve_close(struct k3_reservation *r, bool remove);
+/* Removes the file of an instance whose keeper died. */
+void k3_reserve_clean(const char *dir, const char *instance);
 /* What the living instances of all users, without `instance` of this one, were promised and have not taken yet: their
  * segments in dir and the private memory of their processes (proc below root) count as taken.  *n: how many. */
 uint64_t k3_reserve_others(const char *root, const char *dir, const char *instance, uint32_t *n);

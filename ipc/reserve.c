@@ -95,13 +95,26 @@ int k3_reserve_open(struct k3_reservation *r, const char *dir, const char *insta
 
 int k3_reserve_adopt(struct k3_reservation *r, int fd, const char *dir, const char *instance, struct k3_err *err)
 {
+    int rc;
+
     *r = (struct k3_reservation){ .fd = fd };
     file_name(r->path, sizeof(r->path), dir, instance);
-    if (!is_current(fd, r->path)) {
+    rc = take(r, instance, err);
+    if (rc == 0 && !is_current(fd, r->path))
+        rc = k3_refuse(err, -EINVAL, "--reserve-fd %d: is not %s, or that was just removed; try again", fd, r->path);
+    if (rc < 0)
         r->fd = -1;
-        return k3_refuse(err, -EINVAL, "--reserve-fd %d: is not %s", fd, r->path);
-    }
-    return take(r, instance, err);
+    return rc;
+}
+
+void k3_reserve_clean(const char *dir, const char *instance)
+{
+    struct k3_reservation r = K3_RESERVATION_INIT;
+
+    file_name(r.path, sizeof(r.path), dir, instance);
+    r.fd = open(r.path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (r.fd >= 0)
+        k3_reserve_close(&r, lock(r.fd, LOCK_EX | LOCK_NB) == 0);
 }
 
 int k3_reserve_begin(int *fd, const char *dir, struct k3_err *err)

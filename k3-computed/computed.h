@@ -18,11 +18,12 @@ struct k3_computed_options {
     struct k3_str_list devices;
     uint32_t numa_node;
     uint32_t ctx, sequences, batch_rows, threads, layers, prefetch; /* threads 0: the CPUs allowed; layers 0: all */
+    uint32_t requests_mb;
     bool force_threads;
 };
 #define K3_COMPUTED_OPTIONS_INIT                                                                            \
     { .daemon = K3_DAEMON_OPTS_INIT, .kernels = "auto", .ctx = 4096, .sequences = 1, .batch_rows = 64, \
-      .numa_node = K3_NODE_ANY }
+      .requests_mb = 256, .numa_node = K3_NODE_ANY }
 
 struct k3_computed {
     struct k3_computed_options opt;

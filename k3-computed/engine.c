@@ -73,6 +73,8 @@ int k3_engine_open(struct k3_engine **out, const struct k3_engine_opts *opts, st
     if (!e)
         return k3_fail(err, -ENOMEM, "no memory for the engine");
     e->o = *opts;
+    if (e->o.kept_bytes_max == 0)
+        e->o.kept_bytes_max = K3_KEPT_BYTES_MAX;
     e->queue_tail = &e->queue_head;
     pthread_mutex_init(&e->lock, NULL);
     pthread_condattr_init(&monotonic);
@@ -583,9 +585,9 @@ int k3_engine_submit(struct k3_engine *e, const struct k3_submit *sub, bool drai
     if (rc == 0 && e->n_queued >= K3_MAX_QUEUED)
         rc = k3_fail(err, -EAGAIN, "%u requests are queued, the limit is %u: try again later", e->n_queued,
                      K3_MAX_QUEUED);
-    if (rc == 0 && kept_bytes > K3_KEPT_BYTES_MAX)
+    if (rc == 0 && kept_bytes > e->o.kept_bytes_max)
         rc = k3_fail(err, -EAGAIN, "%u requests would keep %llu bytes, the limit is %llu: forget ended ones",
-                     e->requests.n + 1, (unsigned long long)kept_bytes, (unsigned long long)K3_KEPT_BYTES_MAX);
+                     e->requests.n + 1, (unsigned long long)kept_bytes, (unsigned long long)e->o.kept_bytes_max);
     if (rc == 0)
         rc = k3_request_new(&r, sub, e->o.m->cfg.vocab, err);
     if (rc == 0) {

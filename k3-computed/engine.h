@@ -37,7 +37,7 @@
 #define K3_MAX_STOP_IDS 256u
 #define K3_MAX_ID_BYTES (16u << 20)            /* token ids of one submit, as uint32_t */
 #define K3_KEEP_NS (3600ull * 1000000000ull)
-#define K3_KEPT_BYTES_MAX (256ull << 20)       /* memory of all requests together */
+#define K3_KEPT_BYTES_MAX (256ull << 20)       /* memory of all requests together, unless the options say otherwise */
 #define K3_POLL_WAIT_MAX_MS 5000u
 #define K3_CONTEXTS 32u                        /* requests answered at the same time */
 #define K3_POLLS_WAITING_MAX 24u               /* further polls wait 100 ms at most, so that a submit finds a context */
@@ -164,6 +164,7 @@ struct k3_engine_opts {
     struct k3_tracer *tracer;         /* borrowed; may be NULL */
     uint32_t prefetch;                /* guesses of each row that are announced to the source a layer early; 0: none */
     uint32_t ctx, n_sequences, batch_rows, generation;
+    uint64_t kept_bytes_max;          /* of all requests together; 0: K3_KEPT_BYTES_MAX */
     uint64_t (*now_ns)(void *arg);    /* NULL: k3_now_ns */
     void (*tick)(void *arg);          /* after every layer and K3_TICK_NS when idle, on the engine's thread; may be NULL */
     void *arg;

@@ -159,7 +159,8 @@ static int open_engine(struct k3_computed *c, struct k3_err *err)
         .m = c->model, .pass = c->pass, .source = k3_shm_source_get(c->source), .stats = k3_daemon_stats(c->daemon),
         .tracer = c->tracer, .prefetch = c->opt.prefetch, .meter = &c->meter, .abort = &c->abort, .stop = &c->stop, .ctx = c->opt.ctx,
         .n_sequences = c->opt.sequences, .batch_rows = c->opt.batch_rows,
-        .generation = k3_daemon_generation(c->daemon), .tick = k3_computed_tick, .arg = c,
+        .generation = k3_daemon_generation(c->daemon), .kept_bytes_max = (uint64_t)c->opt.requests_mb << 20,
+        .tick = k3_computed_tick, .arg = c,
     };
 
     return k3_engine_open(&c->engine, &o, err);

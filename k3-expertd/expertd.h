@@ -80,6 +80,12 @@ struct k3_expertd {
 
 /* options.c.  True when the program should end now with *status. */
 bool k3_expertd_options(struct k3_expertd_opts *o, int argc, char **argv, int *status);
+/* budget.c.  Pure.  Refused: fewer slots than one row of one layer needs. */
+struct k3_arena_size {
+    uint32_t n_slots;
+    uint64_t slot_bytes, slots_off_bytes, data_bytes, n_experts_all;
+};
+int k3_expertd_budget(const struct k3_model *m, uint64_t cache_bytes, struct k3_arena_size *out, struct k3_err *err);
 /* open.c */
 int k3_expertd_open(struct k3_expertd *d, struct k3_err *err);
 void k3_expertd_close(struct k3_expertd *d, int rc); /* rc < 0: the arena is left for the successor */

@@ -9,7 +9,6 @@
 
 #define SEG_CTL "expert"
 #define SEG_DATA "expertdata"
-#define MAX_SLOTS ((uint64_t)1 << 24)
 
 const struct k3_stat_def k3_expertd_stat_defs[K3_XS_N] = {
     [K3_XS_DEMANDS] = { "demands", "count", "experts demanded by computed", K3_COUNTER },
@@ -61,28 +60,15 @@ static int open_model(struct k3_expertd *d, struct k3_err *err)
 
 static int size_arena(struct k3_expertd *d, struct k3_err *err)
 {
-    const struct k3_config *c = &d->model->cfg;
-    uint64_t n_layers = c->n_layers > c->first_dense ? c->n_layers - c->first_dense : 0;
-    uint64_t needed = n_layers ? c->top_k : 1;
-    uint64_t n;
+    struct k3_arena_size size;
+    int rc = k3_expertd_budget(d->model, d->opt.cache_bytes, &size, err);
 
-    d->n_experts_all = n_layers * c->n_experts;
-    d->slot_bytes = d->model->expert_slot_bytes;
-    n = d->opt.cache_bytes / d->slot_bytes;
-    if (n > d->n_experts_all)
-        n = d->n_experts_all ? d->n_experts_all : 1;
-    if (n < needed)
-        return k3_refuse(err, -ENOSPC,
-                         "--cache-gb %.4g: gives %" PRIu64 " slots of %" PRIu64 " bytes, one layer of one row needs %" PRIu64
-                         "; give at least --cache-gb %.6f", (double)d->opt.cache_bytes / 1e9, n, d->slot_bytes, needed,
-                         (double)((needed * d->slot_bytes + 999) / 1000) / 1e6);
-    if (n > MAX_SLOTS)
-        n = MAX_SLOTS;
-    d->n_slots = (uint32_t)n;
-    if (k3_arena_layout(d->n_slots, d->slot_bytes, &d->slots_off_bytes, &d->data_bytes) < 0)
-        return k3_refuse(err, -EOVERFLOW, "--cache-gb %.4g: an arena of %u slots of %" PRIu64 " bytes cannot be",
-                         (double)d->opt.cache_bytes / 1e9, d->n_slots, d->slot_bytes);
-    return 0;
+    d->n_experts_all = size.n_experts_all;
+    d->slot_bytes = size.slot_bytes;
+    d->n_slots = size.n_slots;
+    d->slots_off_bytes = size.slots_off_bytes;
+    d->data_bytes = size.data_bytes;
+    return rc;
 }
 
 /* ---- the arena ---- */

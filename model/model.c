@@ -308,17 +308,17 @@ static int open_index(struct k3_build *b, const struct k3_model_opts *opts, stru
     return rc;
 }
 
+/* From the configuration and the index, which are there.  opts NULL: no experts' places, no packed trunk. */
 static int build(struct k3_build *b, const struct k3_model_opts *opts, struct k3_err *err)
 {
     struct k3_model *m = b->m;
-    int rc;
+    int rc = allocate(b, err);
 
-    if ((rc = k3_config_read(&m->cfg, opts->dirs[0], opts->n_layers, err)) < 0 ||
-        (rc = open_index(b, opts, err)) < 0 || (rc = allocate(b, err)) < 0)
+    if (rc < 0)
         return rc;
     k3_sha256_init(&b->digest);
     digest_config(&b->digest, &m->cfg);
-    if ((rc = add_all(b, err)) < 0 || (rc = k3_experts_build(b, opts->want_experts, err)) < 0)
+    if ((rc = add_all(b, err)) < 0 || (rc = k3_experts_build(b, opts && opts->want_experts, err)) < 0)
         return rc;
     if (b->n_missing)
         return say_missing(b, err);
@@ -327,7 +327,7 @@ static int build(struct k3_build *b, const struct k3_model_opts *opts, struct k3
         k3_sha256_add_u64(&b->digest, m->files[i].len_bytes);
     }
     k3_sha256_end(&b->digest, m->digest);
-    if (!opts->no_pack && (rc = k3_pack_find(m, opts, err)) < 0)
+    if (opts && !opts->no_pack && (rc = k3_pack_find(m, opts, err)) < 0)
         return rc;
     m->files = shrink(m->files, m->n_files, sizeof(*m->files));
     m->matrices = shrink(m->matrices, m->n_matrices, sizeof(*m->matrices));
@@ -335,22 +335,46 @@ static int build(struct k3_build *b, const struct k3_model_opts *opts, struct k3
     return 0;
 }
 
+/* Frees what was only for building; the model goes to *out or is freed. */
+static int finish(struct k3_build *b, int rc, struct k3_model **out)
+{
+    k3_index_close(b->ix);
+    free(b->file_map);
+    malloc_trim(0); /* the index was most of the heap; give it back now, not when this daemon ends */
+    if (rc < 0)
+        k3_model_close(b->m);
+    else
+        *out = b->m;
+    return rc;
+}
+
 int k3_model_open(struct k3_model **out, const struct k3_model_opts *opts, struct k3_err *err)
 {
     struct k3_build b = { .m = calloc(1, sizeof(*b.m)) };
-    int rc = !b.m               ? k3_fail(err, -ENOMEM, "no memory for a model")
-             : opts->n_dirs < 1 ? k3_refuse(err, -EINVAL, "no model directory was given (--model DIR)")
-                                : build(&b, opts, err);
+    int rc;
 
-    k3_index_close(b.ix);
-    free(b.file_map);
-    malloc_trim(0); /* the index was most of the heap; give it back now, not when this daemon ends */
-    if (rc < 0) {
-        k3_model_close(b.m);
-        return rc;
+    if (!b.m)
+        return k3_fail(err, -ENOMEM, "no memory for a model");
+    if (opts->n_dirs < 1)
+        rc = k3_refuse(err, -EINVAL, "no model directory was given (--model DIR)");
+    else if ((rc = k3_config_read(&b.m->cfg, opts->dirs[0], opts->n_layers, err)) == 0 &&
+             (rc = open_index(&b, opts, err)) == 0)
+        rc = build(&b, opts, err);
+    return finish(&b, rc, out);
+}
+
+int k3_model_of_index(struct k3_model **out, const struct k3_config *cfg, struct k3_index *ix, struct k3_err *err)
+{
+    struct k3_build b = { .m = calloc(1, sizeof(*b.m)), .ix = ix };
+    int rc;
+
+    if (!b.m) {
+        k3_index_close(ix);
+        return k3_fail(err, -ENOMEM, "no memory for a model");
     }
-    *out = b.m;
-    return 0;
+    b.m->cfg = *cfg;
+    rc = build(&b, NULL, err);
+    return finish(&b, rc, out);
 }
 
 void k3_model_close(struct k3_model *m)

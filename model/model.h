@@ -113,6 +113,9 @@ struct k3_model_opts {
  * the names present.  vision_tower.* and mm_projector.* and layers beyond n_layers are skipped.  Matrices accept
  * BF16, F32, F16.  On success *out is the caller's; k3_model_close() accepts NULL. */
 int k3_model_open(struct k3_model **out, const struct k3_model_opts *opts, struct k3_err *err);
+/* The same from an index whose files need not be there (plans, tests): sizes and places, nothing can be read.  ix is
+ * closed in any case. */
+int k3_model_of_index(struct k3_model **out, const struct k3_config *cfg, struct k3_index *ix, struct k3_err *err);
 void k3_model_close(struct k3_model *m);
 
 /* The place of one expert (want_experts).  layer is 0-based and MoE.  -ENOENT when there is none. */

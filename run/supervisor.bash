@@ -39,11 +39,12 @@ write_members() {
 member_field() { # member_field NAME FIELD
     awk -v n="$1" -v f="$2" '$1 == n { print $f }' "$members_file" 2>/dev/null
 }
-# No child may inherit the instance's lock or the channel to `up`: it would keep both alive after we are gone.
+# No child may inherit the instance's lock, its reservation or the channel to `up`: it would keep them alive after we are
+# gone.
 start_member() { # start_member NAME
     local n=$1
     member_argv "$n"
-    "${argv[@]}" >>"$run_dir/$n.log" 2>&1 </dev/null {lock_fd}>&- 3>&- &
+    "${argv[@]}" >>"$run_dir/$n.log" 2>&1 </dev/null {lock_fd}>&- {plan_fd}>&- 3>&- &
     m_pid[$n]=$!
     m_state[$n]=running
     m_started[$n]=$EPOCHSECONDS
@@ -85,7 +86,7 @@ stop_family() {
     until=$((SECONDS + GRACE))
     while [ $SECONDS -lt $until ]; do
         if [ -z "$timer" ] || ! kill -0 "$timer" 2>/dev/null; then
-            sleep 1 {lock_fd}>&- 3>&- &
+            sleep 1 {lock_fd}>&- {plan_fd}>&- 3>&- &
             timer=$!
         fi
         ids=() # as in supervise: no process may be started from here to `wait -n`
@@ -174,7 +175,7 @@ start_timer() {
         fi
     done
     printf -v text '%d.%03d' $((ms / 1000)) $((ms % 1000))
-    sleep "$text" {lock_fd}>&- 3>&- &
+    sleep "$text" {lock_fd}>&- {plan_fd}>&- 3>&- &
     timer=$!
 }
 start_due() {
@@ -218,6 +219,7 @@ refuse_use() { # refuse_use HOLDER
     text+=" with: k3-run down --instance $instance"
     report "failed 2 $text"
     [ -n "$detached" ] || echo "k3-run: $text" >&2
+    drop_plan
     exit 2
 }
 take_instance_lock() {
@@ -235,7 +237,7 @@ take_instance_lock() {
     # instance would end in removing its segments.
     local n until=$((SECONDS + 5))
     for n in "${member_names[@]}"; do
-        while lock_held "$run_dir/$n.lock" && [ $SECONDS -lt $until ]; do sleep 0.05 {lock_fd}>&- 3>&-; done
+        while lock_held "$run_dir/$n.lock" && [ $SECONDS -lt $until ]; do sleep 0.05 {lock_fd}>&- {plan_fd}>&- 3>&-; done
         if lock_held "$run_dir/$n.lock"; then
             rm -f -- "$lock_file"
             refuse_use "$n pid $(lock_pid "$run_dir/$n.lock"), which no k3-run has started"
@@ -250,7 +252,7 @@ cut_loose() {
     trap '' PIPE
     for fd in /proc/$$/fd/*; do
         fd=${fd##*/}
-        if [ "$fd" -gt 3 ] && [ "$fd" -ne 255 ]; then exec {fd}>&-; fi
+        if [ "$fd" -gt 3 ] && [ "$fd" -ne 255 ] && [ "$fd" != "$plan_fd" ]; then exec {fd}>&-; fi
     done
 }
 
@@ -273,7 +275,7 @@ supervise() {
     for n in "${member_names[@]}"; do start_member "$n"; done
     write_members
     "$bin/k3ctl" --instance "$instance" wait --timeout "${opt[wait]}" >/dev/null 2>"$run_dir/k3-run.wait" \
-        {lock_fd}>&- 3>&- &
+        {lock_fd}>&- {plan_fd}>&- 3>&- &
     waiter=$!
     while [ -z "$stopping" ]; do
         start_due

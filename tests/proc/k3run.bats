@@ -86,7 +86,7 @@ no_processes() { ! pgrep -f -- "--instance $INSTANCE( |\$)"; }
     refused 2 'did you mean --sequences' k3run up --seqences 3
     refused 2 'did you mean --foreground' k3run up --forground
     refused 2 'unknown option --zzz; see' k3run up --zzz 3
-    refused 2 'preset is not there yet' k3run up --preset laptop
+    refused 2 'http is not there yet' k3run up --http 127.0.0.1:80
     refused 2 'needs a value' "$ROOT/run/k3-run" up --ctx
     refused 2 'ctx needs a value' k3run up --ctx ''
     refused 2 'takes no value' k3run up --foreground=yes
@@ -107,23 +107,28 @@ no_processes() { ! pgrep -f -- "--instance $INSTANCE( |\$)"; }
 }
 
 @test "dry run: the commands, with the options of the configuration and of the command line" {
+    local one=$BATS_TEST_TMPDIR/one two=$BATS_TEST_TMPDIR/two
+    mkdir "$one" "$two"
+    cp "$DEMO"/*.safetensors "$one"
+    cp "$DEMO"/*.safetensors "$two"
     cat >"$BATS_TEST_TMPDIR/conf" <<TEXT
 # a comment
   ctx = 128
 ring-mb=4
-expert-device = $BATS_TEST_TMPDIR
-expert-device = /tmp
+expert-device = $one
+expert-device = $two
 force-threads = yes
 dry-run = no
 TEXT
     k3run up --dry-run --ring-mb 6 --config "$BATS_TEST_TMPDIR/conf" --layers=5 --io-depth 3 >"$BATS_TEST_TMPDIR/out"
     cat "$BATS_TEST_TMPDIR/out"
-    [ "$(wc -l <"$BATS_TEST_TMPDIR/out")" -eq 3 ]
+    [ "$(grep -c '^/.*/k3-' "$BATS_TEST_TMPDIR/out")" -eq 3 ] # and the plan before them
+    grep -q '^plan of "' "$BATS_TEST_TMPDIR/out"
     [ -z "$(grep ' $' "$BATS_TEST_TMPDIR/out")" ]
     grep -E "k3-trunkd .*--ring-mb 6 .*--io-depth 3 .*--layers 5" "$BATS_TEST_TMPDIR/out"
-    grep -E "k3-expertd .*--device $BATS_TEST_TMPDIR --device /tmp .*--io-depth 3 .*--layers 5" "$BATS_TEST_TMPDIR/out"
+    grep -E "k3-expertd .*--device $one --device $two .*--io-depth 3 .*--layers 5" "$BATS_TEST_TMPDIR/out"
     grep -E "k3-computed .*--ctx 128 .*--force-threads .*--layers 5" "$BATS_TEST_TMPDIR/out"
-    k3run up --dry-run --config "$BATS_TEST_TMPDIR/conf" --expert-device "$ROOT" | grep k3-expertd >"$BATS_TEST_TMPDIR/out"
+    k3run up --dry-run --config "$BATS_TEST_TMPDIR/conf" --expert-device "$two" | grep k3-expertd >"$BATS_TEST_TMPDIR/out"
     [ "$(grep -o -- '--device' "$BATS_TEST_TMPDIR/out" | wc -l)" -eq 1 ]
     nothing_left "$INSTANCE"
     echo 'trnk-gb = 5' >"$BATS_TEST_TMPDIR/conf"

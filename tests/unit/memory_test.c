@@ -277,7 +277,12 @@ static void a_descriptor_is_handed_on(void **state)
     assert_int_equal(k3_reserve_begin(&fd, root, &err), 0);
     k3_reserve_end(&fd);
     assert_int_equal(fd, -1);
-    k3_reserve_close(&r, true);
+    k3_reserve_clean(root, "a"); /* in use: it stays */
+    assert_true(k3_reserve_others("", root, "b", &n) == 4096);
+    k3_reserve_close(&r, false);
+    k3_reserve_clean(root, "a");
+    snprintf(r.path, sizeof(r.path), "%s/k3.%u.a.plan", root, (unsigned)geteuid());
+    assert_int_equal(access(r.path, F_OK), -1);
 }
 
 int main(void)
