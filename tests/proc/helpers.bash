@@ -39,5 +39,10 @@ pid_of() { # pid_of DAEMON: the process that holds the daemon's lock
 nothing_left() { # nothing_left INSTANCE
     [ -z "$(find /dev/shm -maxdepth 1 -name "k3.$(id -u).$1.*")" ] || { find /dev/shm -maxdepth 1 -name "k3.$(id -u).$1.*"; return 1; }
     [ ! -e "$(run_dir "$1")" ] || { find "$(run_dir "$1")"; return 1; }
-    if pgrep -f -- "--instance $1( |\$)" | grep -vx "$$" >/dev/null; then pgrep -af -- "--instance $1( |\$)"; return 1; fi
+    for _ in {1..40}; do # one that was ended by its supervisor may still be leaving
+        pgrep -f -- "--instance $1( |\$)" | grep -qvx "$$" || return 0
+        sleep 0.05
+    done
+    pgrep -af -- "--instance $1( |\$)"
+    return 1
 }
