@@ -1,8 +1,8 @@
 /* k3-bench io: how much of the drive reaches the memory that computed reads from.
  *
  * Four measurements alternate: raw direct reads, k3-trunkd alone, k3-expertd alone, both.  The daemons are the real ones;
- * here stands what k3-computed does with them, without the arithmetic: row blocks are asked for and given back, layers of
- * missing experts are demanded and released.  The ring is emptied before each window, so that what had been read ahead does
+ * here stands what k3-computed does with them, without the arithmetic: row blocks are asked for and given back, experts that
+ * are not resident are demanded and released, and together in the order of a pass.  The ring is emptied before each window, so that what had been read ahead does
  * not count, and bytes are those that the daemons' own counters say were read. */
 #include <errno.h>
 #include <inttypes.h>
@@ -17,6 +17,7 @@
 #include "shm/trunk.h"
 #include "tools/bench.h"
 
+#define MAX_DEMANDS 256u
 enum { RAW, TRUNK, EXPERT, BOTH, N_MODES };
 
 struct io_bench {
@@ -34,71 +35,104 @@ struct io_bench {
     struct k3_bench_raw *raw;
     struct k3_stats trunk_stats, expert_stats;
     struct k3_io_rate rate;
-    uint32_t piece;        /* the next of the pass */
-    uint32_t layer, expert; /* the next demands */
-    _Atomic bool run;      /* the consumers go on */
-    struct k3_err trunk_err, expert_err;
+    uint32_t piece;     /* the next of the pass */
+    uint32_t layer;     /* of the next demands of expertd alone */
+    uint32_t n_demands; /* of a layer */
+    uint32_t next_expert[K3_MAX_LAYERS];
+    bool demanded;
+    int mode;
+    _Atomic bool run; /* the consumer goes on */
+    struct k3_err err;
 };
 
-/* ---- the two consumers ---- */
+/* ---- the consumers ---- */
 
-static void *consume_trunk(void *arg)
+/* All rows of the next piece, given back at once. */
+static int take_piece(struct io_bench *b)
 {
-    struct io_bench *b = arg;
+    const struct k3_piece *p = &b->model->pieces[b->piece];
     uint64_t block = k3_trunk_reader_block_bytes(b->reader);
+    uint32_t step = (uint32_t)(block / (p->len_bytes / p->n_rows));
+    const void *rows;
     int rc = 0;
 
-    while (rc == 0 && b->run) {
-        const struct k3_piece *p = &b->model->pieces[b->piece];
-        uint32_t row_bytes = p->len_bytes / p->n_rows, step = (uint32_t)(block / row_bytes);
-        const void *rows;
+    if (step == 0)
+        step = 1;
+    for (uint32_t row = 0; row < p->n_rows && rc == 0; row += step) {
+        uint32_t n = p->n_rows - row < step ? p->n_rows - row : step;
 
-        if (step == 0)
-            step = 1;
-        for (uint32_t row = 0; row < p->n_rows && rc == 0; row += step) {
-            uint32_t n = p->n_rows - row < step ? p->n_rows - row : step;
-
-            rc = k3_trunk_reader_rows(b->reader, b->piece, row, n, &rows, &b->trunk_err);
-            if (rc == 0)
-                k3_trunk_reader_done(b->reader);
-        }
-        if (rc == 0 && ++b->piece == b->model->n_pieces) {
-            b->piece = 0;
-            rc = k3_trunk_reader_next_pass(b->reader, &b->trunk_err);
-        }
+        rc = k3_trunk_reader_rows(b->reader, b->piece, row, n, &rows, &b->err);
+        if (rc == 0)
+            k3_trunk_reader_done(b->reader);
     }
-    return NULL;
+    if (rc == 0 && ++b->piece == b->model->n_pieces) {
+        b->piece = 0;
+        rc = k3_trunk_reader_next_pass(b->reader, &b->err);
+    }
+    return rc;
 }
 
-static void *consume_experts(void *arg)
+/* Demands top_k experts of a layer that have not been demanded for the longest time: a stretch of ids that goes round. */
+static int begin_experts(struct io_bench *b, uint32_t layer)
 {
-    struct io_bench *b = arg;
     const struct k3_config *c = &b->model->cfg;
+    uint32_t n = b->n_demands;
+    uint16_t want[MAX_DEMANDS];
+
+    if (b->next_expert[layer] + n > c->n_experts)
+        b->next_expert[layer] = 0;
+    for (uint32_t i = 0; i < n; i++)
+        want[i] = (uint16_t)(b->next_expert[layer] + i);
+    b->next_expert[layer] += n;
+    return k3_expert_client_begin(b->client, layer, want, n, &b->err);
+}
+
+static int take_experts(struct io_bench *b)
+{
+    struct k3_expert_view v;
     int rc = 0;
 
-    while (rc == 0 && b->run) {
-        uint16_t want[256];
-        uint32_t n = c->top_k < 256 ? c->top_k : 256;
-        struct k3_expert_view v;
+    for (uint32_t i = 0; i < b->n_demands && rc == 0; i++) {
+        k3_trunk_reader_set_blocked(b->reader, true); /* as k3-computed does */
+        rc = k3_expert_client_next(b->client, &v, &b->err);
+        k3_trunk_reader_set_blocked(b->reader, false);
+        if (rc == 0)
+            k3_expert_client_release(b->client, &v);
+    }
+    return rc;
+}
 
-        if (b->expert + n > c->n_experts) { /* a stretch of ascending ids; round the layers, so that none comes again soon */
-            b->expert = 0;
-            b->layer = b->layer + 1 < c->n_layers ? b->layer + 1 : c->first_dense;
+/* On a thread of its own while b->run: the pass of k3-computed in its order (design.md section 2): a layer's demands leave
+ * after its router gate, and are waited for before its latent up. */
+static void *consume(void *arg)
+{
+    struct io_bench *b = arg;
+    int rc = 0;
+
+    while (rc == 0 && b->run && b->mode == EXPERT) {
+        rc = begin_experts(b, b->layer);
+        if (rc == 0)
+            rc = take_experts(b);
+        b->layer = b->layer + 1 < b->model->cfg.n_layers ? b->layer + 1 : b->model->cfg.first_dense;
+    }
+    while (rc == 0 && b->run && b->mode != EXPERT) {
+        const struct k3_matrix *m = &b->model->matrices[b->model->pieces[b->piece].matrix];
+        uint32_t last = m->first_piece + m->n_pieces - 1, piece = b->piece;
+
+        if (b->mode == BOTH && m->role == K3_W_LATENT_UP && piece == m->first_piece && b->demanded) {
+            rc = take_experts(b);
+            b->demanded = false;
         }
-        for (uint32_t i = 0; i < n; i++)
-            want[i] = (uint16_t)(b->expert + i);
-        b->expert += n;
-        rc = k3_expert_client_begin(b->client, b->layer, want, n, &b->expert_err);
-        for (uint32_t i = 0; i < n && rc == 0; i++) {
-            if (b->reader)
-                k3_trunk_reader_set_blocked(b->reader, true);
-            rc = k3_expert_client_next(b->client, &v, &b->expert_err);
-            if (b->reader)
-                k3_trunk_reader_set_blocked(b->reader, false);
-            if (rc == 0)
-                k3_expert_client_release(b->client, &v);
+        if (rc == 0)
+            rc = take_piece(b);
+        if (rc == 0 && b->mode == BOTH && m->role == K3_W_ROUTER && piece == last) {
+            rc = begin_experts(b, (uint32_t)m->layer);
+            b->demanded = rc == 0;
         }
     }
+    if (b->demanded) /* the window ends between the two */
+        k3_expert_client_abandon(b->client);
+    b->demanded = false;
     return NULL;
 }
 
@@ -121,21 +155,20 @@ static void wait_idle(const struct io_bench *b)
 static int window(struct io_bench *b, int mode, double *bytes_per_s, struct k3_err *err)
 {
     uint64_t ring_bytes = k3_stats_value(&b->trunk_stats, "ring_bytes"), t0, t1, n0, n1, p0;
-    pthread_t trunk, expert;
+    pthread_t consumer;
     bool has_trunk = mode == TRUNK || mode == BOTH, has_expert = mode == EXPERT || mode == BOTH;
     int rc = 0;
 
     if (mode == RAW)
         return k3_bench_raw_run(b->raw, b->seconds, bytes_per_s, err);
     b->run = true;
+    b->mode = mode;
     p0 = k3_stats_value(&b->trunk_stats, "ring_produced_bytes");
-    if (has_trunk && pthread_create(&trunk, NULL, consume_trunk, b) != 0)
+    if (pthread_create(&consumer, NULL, consume, b) != 0)
         return k3_fail(err, -EAGAIN, "no thread");
-    if (has_expert && pthread_create(&expert, NULL, consume_experts, b) != 0)
-        k3_bug("no thread");
     k3_bench_nap(0.1);
     if (has_trunk) /* until the stream is past all that had been read ahead */
-        for (int left = 20000; left > 0 && !k3_bench_stop && b->trunk_err.code == 0 &&
+        for (int left = 20000; left > 0 && !k3_bench_stop && b->err.code == 0 &&
                                k3_stats_value(&b->trunk_stats, "ring_produced_bytes") - p0 < 2 * ring_bytes;
              left--)
             k3_bench_nap(0.001);
@@ -145,17 +178,10 @@ static int window(struct io_bench *b, int mode, double *bytes_per_s, struct k3_e
     n1 = (has_trunk ? read_bytes(&b->trunk_stats) : 0) + (has_expert ? read_bytes(&b->expert_stats) : 0);
     t1 = k3_now_ns();
     b->run = false;
-    if (has_trunk)
-        pthread_join(trunk, NULL);
-    if (has_expert)
-        pthread_join(expert, NULL);
-    for (int i = 0; i < 2 && rc == 0; i++) {
-        const struct k3_err *e = i ? &b->expert_err : &b->trunk_err;
-
-        if (e->code < 0) {
-            rc = e->code;
-            *err = *e;
-        }
+    pthread_join(consumer, NULL);
+    if (b->err.code < 0) {
+        rc = b->err.code;
+        *err = b->err;
     }
     *bytes_per_s = (double)(n1 - n0) / ((double)(t1 - t0) / 1e9);
     wait_idle(b);
@@ -265,6 +291,7 @@ static int start_daemons(struct io_bench *b, struct k3_err *err)
     n = 0;
     argv[n++] = "--model", argv[n++] = b->model_dir;
     argv[n++] = "--cache-gb", argv[n++] = cache_gb;
+    argv[n++] = "--policy", argv[n++] = "lru"; /* which never keeps anything of a round that is larger than it */
     argv[n++] = "--io-depth", argv[n++] = depth;
     argv[n++] = "--io-block", argv[n++] = block;
     argv[n++] = "--layers", argv[n++] = layers;
@@ -315,6 +342,7 @@ static int run(struct io_bench *b, struct k3_err *err)
         struct k3_bench_raw_opts o = { b->rate.depth, b->rate.block_bytes };
 
         b->layer = c->first_dense;
+        b->n_demands = c->top_k < MAX_DEMANDS ? c->top_k : MAX_DEMANDS;
         rc = k3_bench_raw_open(&b->raw, b->model, &o, err);
     }
     if (rc == 0)
@@ -339,7 +367,7 @@ static int run(struct io_bench *b, struct k3_err *err)
 int k3_bench_io(int argc, char **argv)
 {
     struct io_bench b = { .trunk_bytes = 1000000000u, .ring_mb = 256, .pairs = K3_BENCH_PAIRS, .seconds = 2,
-                          .trunk_err = K3_ERR_INIT, .expert_err = K3_ERR_INIT };
+                          .err = K3_ERR_INIT };
     struct k3_err err = K3_ERR_INIT;
     int status, rc;
     const struct k3_opt table[] = {
