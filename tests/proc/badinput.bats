@@ -151,7 +151,7 @@ config() { # config JQ-FILTER
     unshare -m true 2>/dev/null || skip "needs the right to make a mount namespace"
     cat >"$BATS_TEST_TMPDIR/small" <<END
 mount -t tmpfs -o size=1M tmpfs /dev/shm || exit 77
-"$ROOT/run/k3-run" up --instance "$INSTANCE" --bin-dir "$K3_BIN" --model "$M" --ring-mb 8
+"$ROOT/run/k3-run" up --instance "$INSTANCE" --bin-dir "$K3_BIN" --model "$M" --ring-mb 8 --memory-from shm
 END
     status=0
     unshare -m sh "$BATS_TEST_TMPDIR/small" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" || status=$?

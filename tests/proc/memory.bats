@@ -56,14 +56,14 @@ direct_here() { # direct_here DIR: true or false
         [ "$(says base $d major_faults)" -ge 0 ]
     done
 }
-@test "a /dev/shm of 64 MiB: shm is refused and names the way, memfd runs" {
+@test "a /dev/shm of 64 MiB: shm is refused and names the way; memfd is chosen where nothing was said, and runs" {
     need_root
-    run mounted tmpfs size=64m /dev/shm bash "$ROOT/tests/proc/memory_family.bash" "$OUT" --ring-mb 128 --trunk-gb 0.13422
+    run mounted tmpfs size=64m /dev/shm bash "$ROOT/tests/proc/memory_family.bash" "$OUT" --ring-mb 128 --trunk-gb 0.13422 --memory-from shm
     echo "$output"
     [ "$status" -eq 2 ]
     [[ $output == *"/dev/shm has"*"--memory-from memfd"* ]]
     WITH=(mounted tmpfs size=64m /dev/shm)
-    family small --ring-mb 128 --trunk-gb 0.13422 --cache-gb 0.1 --memory-from memfd
+    family small --ring-mb 128 --trunk-gb 0.13422 --cache-gb 0.1
     same_bits small
     [ "$(says small trunkd memory_from)" = memfd ]
     [ "$(says small expertd memory_from)" = memfd ]
