@@ -33,7 +33,11 @@ kill_ten_times() { # kill_ten_times DAEMON
             diff "$BATS_FILE_TMPDIR/base.ids" <(jq -c .generated_ids "$BATS_TEST_TMPDIR/o.json")
             return 1
         }
-        after=$(grep -c "event=member_died.*name=$1 " "$(run_dir "$INSTANCE")/k3-run.log")
+        for _ in $(seq $((200 * SLOW))); do # the answer may have been over before the kill: then the line comes after it
+            after=$(grep -c "event=member_died.*name=$1 " "$(run_dir "$INSTANCE")/k3-run.log" || true)
+            [ "$after" -eq "$before" ] || break
+            sleep 0.05
+        done
         [ "$after" -eq $((before + 1)) ]
     done
 }
