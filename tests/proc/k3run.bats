@@ -18,6 +18,7 @@ refused() { # refused STATUS PATTERN COMMAND...
     shift 2
     "$@" >"$BATS_TEST_TMPDIR/out" 2>"$ERR" || status=$?
     cat "$ERR"
+    without_progress "$ERR"
     [ "$status" -eq "$want" ]
     [ "$(wc -l <"$ERR")" -eq 1 ]
     grep -qE -- "$pattern" "$ERR"
