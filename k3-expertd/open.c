@@ -301,6 +301,8 @@ int k3_expertd_open(struct k3_expertd *d, struct k3_err *err)
                             err);
     if (rc < 0)
         return rc;
+    /* A dead predecessor's: nobody should attach to it, nor be refused by it while the arena is made. */
+    k3_seg_unlink(k3_daemon_instance(d->daemon), SEG_CTL);
     d->efd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (d->efd < 0)
         return k3_fail(err, -errno, "eventfd: %s", strerror(errno));
