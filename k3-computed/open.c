@@ -23,12 +23,10 @@ static int open_kernels(struct k3_computed *c, struct k3_err *err)
 
 static int open_model(struct k3_computed *c, struct k3_err *err)
 {
-    const char *dirs[1 + sizeof(c->opt.devices.item) / sizeof(c->opt.devices.item[0])];
-    struct k3_model_opts o = { .dirs = dirs, .n_dirs = 1, .n_layers = c->opt.layers };
+    const char *dirs[K3_MODEL_DIRS];
+    struct k3_model_opts o = { .n_layers = c->opt.layers };
 
-    dirs[0] = c->opt.model;
-    for (size_t i = 0; i < c->opt.devices.n; i++)
-        dirs[o.n_dirs++] = c->opt.devices.item[i];
+    k3_model_dirs(&o, dirs, c->opt.model, &c->opt.devices);
     if (!realpath(c->opt.model, c->model_path))
         snprintf(c->model_path, sizeof(c->model_path), "%s", c->opt.model); /* the model's own words are better */
     return k3_model_open(&c->model, &o, err);

@@ -48,13 +48,11 @@ const struct k3_stat_def k3_expertd_stat_defs[K3_XS_N] = {
 
 static int open_model(struct k3_expertd *d, struct k3_err *err)
 {
-    const char *dirs[1 + 64];
-    struct k3_model_opts o = { .dirs = dirs, .n_layers = d->opt.n_layers, .want_experts = true };
+    const char *dirs[K3_MODEL_DIRS];
+    struct k3_model_opts o = { .n_layers = d->opt.n_layers, .want_experts = true,
+                               .no_pack = true /* the trunk is not ours */ };
 
-    dirs[o.n_dirs++] = d->opt.model;
-    for (size_t i = 0; i < d->opt.devices.n; i++)
-        dirs[o.n_dirs++] = d->opt.devices.item[i];
-    o.no_pack = true; /* the trunk is not ours */
+    k3_model_dirs(&o, dirs, d->opt.model, &d->opt.devices);
     return k3_model_open(&d->model, &o, err);
 }
 

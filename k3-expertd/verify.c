@@ -9,17 +9,15 @@
 
 int k3_xverify_open(struct k3_expertd *d, struct k3_err *err)
 {
-    const char *dirs[1 + 64], *how = d->opt.verify;
-    struct k3_model_opts mo = { .dirs = dirs, .n_layers = d->opt.n_layers };
+    const char *dirs[K3_MODEL_DIRS], *how = d->opt.verify;
+    struct k3_model_opts mo = { .n_layers = d->opt.n_layers };
     struct k3_err open_err = K3_ERR_INIT;
     size_t n = k3_sums_n_experts(d->model);
     int rc;
 
     if (how && strcmp(how, "off") == 0)
         return 0;
-    dirs[mo.n_dirs++] = d->opt.model;
-    for (size_t i = 0; i < d->opt.devices.n; i++)
-        dirs[mo.n_dirs++] = d->opt.devices.item[i];
+    k3_model_dirs(&mo, dirs, d->opt.model, &d->opt.devices);
     rc = k3_sums_open(&d->verify.sums, d->model, &mo, K3_SUMS_EXPERTS, &open_err);
     if (rc == -ENOENT && !how)
         return 0;

@@ -110,14 +110,12 @@ static void set_opened(struct k3_trunkd *d, bool opened)
 
 static int open_model(struct k3_trunkd *d, struct k3_err *err)
 {
-    const char *dirs[65];
-    struct k3_model_opts mo = { .dirs = dirs, .n_layers = d->opt.n_layers };
+    const char *dirs[K3_MODEL_DIRS];
+    struct k3_model_opts mo = { .n_layers = d->opt.n_layers };
 
     if (d->model)
         return 0;
-    dirs[mo.n_dirs++] = d->opt.model;
-    for (size_t i = 0; i < d->opt.devices.n; i++)
-        dirs[mo.n_dirs++] = d->opt.devices.item[i];
+    k3_model_dirs(&mo, dirs, d->opt.model, &d->opt.devices);
     return k3_model_open(&d->model, &mo, err);
 }
 

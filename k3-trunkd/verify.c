@@ -16,16 +16,14 @@ static void stat_add(const struct k3_trunkd *d, enum k3_trunkd_stat id, uint64_t
 
 int k3_tverify_open(struct k3_trunkd *d, struct k3_err *err)
 {
-    const char *dirs[65], *how = d->opt.verify;
-    struct k3_model_opts mo = { .dirs = dirs, .n_layers = d->opt.n_layers };
+    const char *dirs[K3_MODEL_DIRS], *how = d->opt.verify;
+    struct k3_model_opts mo = { .n_layers = d->opt.n_layers };
     struct k3_err open_err = K3_ERR_INIT;
     int rc;
 
     if (how && strcmp(how, "off") == 0)
         return 0;
-    dirs[mo.n_dirs++] = d->opt.model;
-    for (size_t i = 0; i < d->opt.devices.n; i++)
-        dirs[mo.n_dirs++] = d->opt.devices.item[i];
+    k3_model_dirs(&mo, dirs, d->opt.model, &d->opt.devices);
     rc = k3_sums_open(&d->verify.sums, d->model, &mo, K3_SUMS_TRUNK, &open_err);
     if (rc == -ENOENT && d->model->pack_crc) /* a packed trunk has its own */
         rc = k3_sums_of_pack(&d->verify.sums, d->model, &open_err);

@@ -348,6 +348,16 @@ static int finish(struct k3_build *b, int rc, struct k3_model **out)
     return rc;
 }
 
+void k3_model_dirs(struct k3_model_opts *o, const char *dirs[K3_MODEL_DIRS], const char *model,
+                   const struct k3_str_list *devices)
+{
+    o->dirs = dirs;
+    o->n_dirs = 0;
+    dirs[o->n_dirs++] = model;
+    for (size_t i = 0; i < devices->n; i++)
+        dirs[o->n_dirs++] = devices->item[i];
+}
+
 int k3_model_open(struct k3_model **out, const struct k3_model_opts *opts, struct k3_err *err)
 {
     struct k3_build b = { .m = calloc(1, sizeof(*b.m)) };

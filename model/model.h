@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "ipc/err.h"
+#include "ipc/parse.h"
 #include "model/config.h"
 #include "model/index.h"
 
@@ -107,6 +108,11 @@ struct k3_model_opts {
     bool partial_experts_ok; /* reserved, false */
     bool no_pack; /* the trunk is taken from the shards even where a packed one lies (model/pack.h) */
 };
+
+/* The model directory and then the devices, as dirs of *o.  `dirs` is the caller's and must live as long as *o is used. */
+#define K3_MODEL_DIRS (1 + sizeof(((struct k3_str_list *)0)->item) / sizeof(const char *))
+void k3_model_dirs(struct k3_model_opts *o, const char *dirs[K3_MODEL_DIRS], const char *model,
+                   const struct k3_str_list *devices);
 
 /* Opens a checkpoint.  Refuses (exit 2, one line): what config and index refuse; a missing tensor (the first is
  * named, with the number of others), a wrong dtype or shape (named, with what would be right); MXFP4 decided by

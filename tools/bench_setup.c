@@ -15,12 +15,10 @@ bool k3_bench_need_model(const char *part, const char *dir)
 int k3_bench_model(const char *dir, const struct k3_str_list *devices, uint32_t n_layers, struct k3_model **out,
                    struct k3_err *err)
 {
-    const char *dirs[65];
-    struct k3_model_opts o = { .dirs = dirs, .n_dirs = 1, .n_layers = n_layers };
+    const char *dirs[K3_MODEL_DIRS];
+    struct k3_model_opts o = { .n_layers = n_layers };
 
-    dirs[0] = dir;
-    for (size_t i = 0; i < devices->n; i++)
-        dirs[o.n_dirs++] = devices->item[i];
+    k3_model_dirs(&o, dirs, dir, devices);
     return k3_model_open(out, &o, err);
 }
 
