@@ -7,7 +7,7 @@
 #include "ipc/daemon.h"
 #include "k3-expertd/reader.h"
 #include "k3-expertd/slots.h"
-#include "model/sums.h"
+#include "model/verify.h"
 #include "shm/expert_ring.h"
 
 #define K3_EXPERTD_NAME "k3-expertd"
@@ -50,13 +50,6 @@ void k3_bridge_arm(struct k3_bridge *b, _Atomic uint32_t *seq, _Atomic uint32_t 
 void k3_bridge_disarm(struct k3_bridge *b);
 void k3_bridge_close(struct k3_bridge *b);
 
-struct k3_xverify {
-    struct k3_sums *sums; /* NULL: off */
-    bool always;          /* else each expert until it was right once */
-    uint8_t *checked;     /* per expert: it was right */
-    uint64_t len_bytes[K3_EXPERT_TENSORS];
-};
-
 struct k3_expertd {
     struct k3_expertd_opts opt;
     struct k3_daemon *daemon;
@@ -67,7 +60,8 @@ struct k3_expertd {
     struct k3_slots *slots;
     struct k3_reader *reader;
     struct k3_bridge bridge;
-    struct k3_xverify verify;
+    struct k3_verify verify; /* a mark per expert */
+    uint64_t tensor_bytes[K3_EXPERT_TENSORS]; /* what the sum of an expert is over */
     int efd;         /* news for the main loop: completed reads, the bridge, stop */
     uint32_t n_slots;
     uint64_t slot_bytes, slots_off_bytes, data_bytes, n_experts_all;
@@ -93,8 +87,6 @@ void k3_expertd_close(struct k3_expertd *d, int rc); /* rc < 0: the arena is lef
 int k3_expertd_publish(struct k3_expertd *d, struct k3_err *err);
 /* verify.c */
 int k3_xverify_open(struct k3_expertd *d, struct k3_err *err);
-void k3_xverify_close(struct k3_expertd *d);
-const char *k3_xverify_how(const struct k3_expertd *d); /* "off", "first", "always" */
 /* Compares an expert that has landed with its sum; a wrong one becomes a failed read, with its file and offset. */
 void k3_xverify_read(struct k3_expertd *d, struct k3_read_done *r);
 /* serve.c: says ready, then loops until told to stop. */

@@ -227,9 +227,9 @@ static void info(void *arg, cJSON *reply)
     cJSON_AddNumberToObject(reply, "registered_bytes", (double)k3_reader_registered_bytes(d->reader));
     cJSON_AddNumberToObject(reply, "experts", (double)d->n_experts_all);
     cJSON_AddNumberToObject(reply, "taken_over", d->n_adopted);
-    cJSON_AddStringToObject(reply, "verify", k3_xverify_how(d));
+    cJSON_AddStringToObject(reply, "verify", k3_verify_how(&d->verify));
     if (!d->verify.sums && !d->opt.verify)
-        cJSON_AddStringToObject(reply, "verify_note", "no " K3_SUMS_NAME " in the model directory (k3ctl verify --make)");
+        cJSON_AddStringToObject(reply, "verify_note", K3_VERIFY_NOTE);
 }
 
 static void on_stop(void *arg)
@@ -344,7 +344,7 @@ void k3_expertd_close(struct k3_expertd *d, int rc)
     k3_bridge_close(&d->bridge);
     k3_reader_close(d->reader);
     k3_slots_close(d->slots);
-    k3_xverify_close(d);
+    k3_verify_close(&d->verify);
     if (d->daemon && d->data.base && !leave && !k3_daemon_keep(d->daemon)) {
         k3_seg_unlink(k3_daemon_instance(d->daemon), SEG_CTL);
         k3_data_drop(&d->mem);

@@ -1,7 +1,5 @@
 #include <errno.h>
 #include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "k3-expertd/expertd.h"
 #include "model/crc32c.h"
@@ -9,47 +7,17 @@
 
 int k3_xverify_open(struct k3_expertd *d, struct k3_err *err)
 {
-    const char *dirs[K3_MODEL_DIRS], *how = d->opt.verify;
+    const char *dirs[K3_MODEL_DIRS];
     struct k3_model_opts mo = { .n_layers = d->opt.n_layers };
-    struct k3_err open_err = K3_ERR_INIT;
-    size_t n = k3_sums_n_experts(d->model);
-    int rc;
 
-    if (how && strcmp(how, "off") == 0)
-        return 0;
     k3_model_dirs(&mo, dirs, d->opt.model, &d->opt.devices);
-    rc = k3_sums_open(&d->verify.sums, d->model, &mo, K3_SUMS_EXPERTS, &open_err);
-    if (rc == -ENOENT && !how)
-        return 0;
-    if (rc == -ENOENT)
-        return k3_refuse(err, rc, "--verify %s: %s/" K3_SUMS_NAME " is not there: make it (k3ctl verify --model %s --make), "
-                         "or --verify off", how, d->opt.model, d->opt.model);
-    if (rc < 0) {
-        if (err)
-            *err = open_err;
-        return rc;
-    }
-    d->verify.always = how && strcmp(how, "always") == 0;
     for (uint32_t t = 0; t < K3_EXPERT_TENSORS; t++) {
         uint32_t n_rows, n_cols;
 
         k3_names_expert_shape(&d->model->cfg, t, &n_rows, &n_cols);
-        d->verify.len_bytes[t] = (uint64_t)n_rows * n_cols;
+        d->tensor_bytes[t] = (uint64_t)n_rows * n_cols;
     }
-    d->verify.checked = calloc(n ? n : 1, 1);
-    return d->verify.checked ? 0 : k3_fail(err, -ENOMEM, "no memory for the state of %zu experts", n);
-}
-
-void k3_xverify_close(struct k3_expertd *d)
-{
-    k3_sums_free(d->verify.sums);
-    free(d->verify.checked);
-    d->verify = (struct k3_xverify){ 0 };
-}
-
-const char *k3_xverify_how(const struct k3_expertd *d)
-{
-    return !d->verify.sums ? "off" : d->verify.always ? "always" : "first";
+    return k3_verify_open(&d->verify, d->model, &mo, K3_SUMS_EXPERTS, k3_sums_n_experts(d->model), d->opt.verify, err);
 }
 
 void k3_xverify_read(struct k3_expertd *d, struct k3_read_done *r)
@@ -68,7 +36,7 @@ void k3_xverify_read(struct k3_expertd *d, struct k3_read_done *r)
     if (!d->verify.always && d->verify.checked[key] && !k3_reader_has_copies(d->reader))
         return;
     for (uint32_t t = 0; t < K3_EXPERT_TENSORS; t++)
-        crc = k3_crc32c(crc, slot + r->off_bytes[t], d->verify.len_bytes[t]);
+        crc = k3_crc32c(crc, slot + r->off_bytes[t], d->tensor_bytes[t]);
     k3_stat_add(st, K3_XS_VERIFIED_BYTES, d->model->expert_bytes);
     if (crc == d->verify.sums->expert[key]) {
         d->verify.checked[key] = 1;

@@ -84,10 +84,9 @@ static void add_info(const struct k3_trunkd *d, cJSON *reply)
     cJSON_AddBoolToObject(reply, "direct", n_direct == d->files.n_used);
     cJSON_AddBoolToObject(reply, "taken_over", d->taken_over);
     cJSON_AddBoolToObject(reply, "shared_drive", d->opt.shared_drive);
-    cJSON_AddStringToObject(reply, "verify", k3_tverify_how(d));
+    cJSON_AddStringToObject(reply, "verify", k3_verify_how(&d->verify));
     if (!d->verify.sums && !d->opt.verify)
-        cJSON_AddStringToObject(reply, "verify_note",
-                                "no " K3_SUMS_NAME " in the model directory (k3ctl verify --make)");
+        cJSON_AddStringToObject(reply, "verify_note", K3_VERIFY_NOTE);
 }
 
 /* Runs on the control thread. */
@@ -377,7 +376,7 @@ void k3_trunkd_close(struct k3_trunkd *d)
     d->io = NULL;
     k3_reads_close(d);
     k3_pins_close(d);
-    k3_tverify_close(d);
+    k3_verify_close(&d->verify);
     if (d->ring)
         k3_ring_unmap(d->ring, d->layout.ring_bytes);
     d->ring = NULL;

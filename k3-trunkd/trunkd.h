@@ -12,7 +12,7 @@
 #include "k3-trunkd/runs.h"
 #include "model/model.h"
 #include "model/schedule.h"
-#include "model/sums.h"
+#include "model/verify.h"
 #include "shm/trunk.h"
 
 #define K3_TRUNKD_NAME "k3-trunkd"
@@ -122,12 +122,9 @@ struct k3_pins {
     bool logged;           /* a failure, since the last seek */
 };
 
-struct k3_tverify {
-    struct k3_sums *sums; /* NULL: off */
-    bool always;          /* else each piece until it was right once */
-    uint8_t *checked;     /* per piece: it was right */
-    uint64_t pos;         /* the stream is summed up to here */
-    uint32_t crc;         /* of the piece in which pos lies, from its beginning */
+struct k3_tsummed { /* of the stream, with --verify */
+    uint64_t pos; /* it is summed up to here */
+    uint32_t crc; /* of the piece in which pos lies, from its beginning */
 };
 
 /* Whether the drives are kept busy, for the counters room_ns and room_at_depth_ns: NONE there is nothing to read now, or
@@ -158,7 +155,8 @@ struct k3_trunkd {
     uint64_t room_since_ns, room_ns, room_at_depth_ns;
     struct k3_stream stream;
     struct k3_pins pins;
-    struct k3_tverify verify;
+    struct k3_verify verify; /* a mark per piece */
+    struct k3_tsummed summed;
     bool news; /* something was published since computed's bell was rung last */
     /* for info, which runs on the control thread */
     bool taken_over;
@@ -249,8 +247,6 @@ void k3_pins_done(struct k3_trunkd *d, struct k3_read *r);
 
 /* verify.c.  All is well at once when verification is off. */
 int k3_tverify_open(struct k3_trunkd *d, struct k3_err *err);
-void k3_tverify_close(struct k3_trunkd *d);
-const char *k3_tverify_how(const struct k3_trunkd *d); /* "off", "first", "always" */
 /* The stream begins anew at start, which may lie within a piece: then reads that piece up to there. */
 int k3_tverify_seek(struct k3_trunkd *d, uint64_t start, struct k3_err *err);
 /* Sums the stream from where it was to end, which has arrived.  Returns how far it may be published: end, or less when

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "k3-trunkd/trunkd.h"
 #include "model/crc32c.h"
@@ -16,46 +15,12 @@ static void stat_add(const struct k3_trunkd *d, enum k3_trunkd_stat id, uint64_t
 
 int k3_tverify_open(struct k3_trunkd *d, struct k3_err *err)
 {
-    const char *dirs[K3_MODEL_DIRS], *how = d->opt.verify;
+    const char *dirs[K3_MODEL_DIRS];
     struct k3_model_opts mo = { .n_layers = d->opt.n_layers };
-    struct k3_err open_err = K3_ERR_INIT;
-    int rc;
 
-    if (how && strcmp(how, "off") == 0)
-        return 0;
     k3_model_dirs(&mo, dirs, d->opt.model, &d->opt.devices);
-    rc = k3_sums_open(&d->verify.sums, d->model, &mo, K3_SUMS_TRUNK, &open_err);
-    if (rc == -ENOENT && d->model->pack_crc) /* a packed trunk has its own */
-        rc = k3_sums_of_pack(&d->verify.sums, d->model, &open_err);
-    if (rc == -ENOENT && !how)
-        return 0;
-    if (rc == -ENOENT)
-        return k3_refuse(err, rc,
-                         "--verify %s: %s/" K3_SUMS_NAME
-                         " is not there: make it (k3ctl verify --model %s --make), or --verify off",
-                         how, d->opt.model, d->opt.model);
-    if (rc < 0) {
-        if (err)
-            *err = open_err;
-        return rc;
-    }
-    d->verify.always = how && strcmp(how, "always") == 0;
-    d->verify.checked = calloc(d->model->n_pieces ? d->model->n_pieces : 1, 1);
-    if (!d->verify.checked)
-        return k3_fail(err, -ENOMEM, "no memory for the state of %zu pieces", d->model->n_pieces);
-    return 0;
-}
-
-void k3_tverify_close(struct k3_trunkd *d)
-{
-    k3_sums_free(d->verify.sums);
-    free(d->verify.checked);
-    d->verify = (struct k3_tverify){ 0 };
-}
-
-const char *k3_tverify_how(const struct k3_trunkd *d)
-{
-    return !d->verify.sums ? "off" : d->verify.always ? "always" : "first";
+    return k3_verify_open(&d->verify, d->model, &mo, K3_SUMS_TRUNK, d->model->n_pieces, d->opt.verify,
+                          err);
 }
 
 /* Right once says nothing of the next read when that may go to another copy. */
@@ -125,8 +90,8 @@ int k3_tverify_seek(struct k3_trunkd *d, uint64_t start, struct k3_err *err)
     size_t k;
     int rc;
 
-    d->verify.pos = start;
-    d->verify.crc = 0;
+    d->summed.pos = start;
+    d->summed.crc = 0;
     if (!d->verify.sums || d->runs.n_unpinned == 0)
         return 0;
     q = start % d->layout.pass_bytes;
@@ -141,17 +106,17 @@ int k3_tverify_seek(struct k3_trunkd *d, uint64_t start, struct k3_err *err)
     rc = k3_tfile_read(d, d->model->matrices[p->matrix].file, p->off_bytes, q - begin, &scratch,
                        &bytes, err);
     if (rc == 0)
-        d->verify.crc = k3_crc32c(0, bytes, q - begin);
+        d->summed.crc = k3_crc32c(0, bytes, q - begin);
     free(scratch.base);
     return rc;
 }
 
 uint64_t k3_tverify_prefix(struct k3_trunkd *d, uint64_t end, uint32_t *bad_piece)
 {
-    struct k3_tverify *v = &d->verify;
+    struct k3_tsummed *v = &d->summed;
     uint64_t entry = v->pos, pass_bytes = d->layout.pass_bytes;
 
-    if (!v->sums)
+    if (!d->verify.sums)
         return end;
     while (v->pos < end) {
         uint64_t base = v->pos - v->pos % pass_bytes, begin, piece_end, from, to;
