@@ -34,16 +34,6 @@ const char *k3_bench_spread(const double *v, size_t n, char out[64]);
 /* Progress on stderr, over the line before at a terminal; at most one a second.  NULL takes the line away. */
 void k3_bench_progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* ---- bench_setup.c: what io, decode and sweep begin with ---- */
-
-bool k3_bench_need_model(const char *part, const char *dir); /* false: said that --model is missing */
-int k3_bench_model(const char *dir, const struct k3_str_list *devices, uint32_t n_layers, struct k3_model **out,
-                   struct k3_err *err);
-/* Depth and block: those given (not 0), else those that are measured for the drive of dir, or remembered. */
-int k3_bench_rate(const char *dir, uint32_t depth, uint64_t block_bytes, struct k3_io_rate *out, struct k3_err *err);
-/* Appends --device DIR for each; the new count. */
-size_t k3_bench_devices(const char **argv, size_t n, const struct k3_str_list *devices);
-
 /* ---- bench_raw.c: what the drive gives with nothing in between ---- */
 
 struct k3_bench_raw;
@@ -75,5 +65,39 @@ int k3_bench_family_wait(struct k3_bench_family *f, const char *name, double sec
 int k3_bench_family_stats(const struct k3_bench_family *f, const char *name, struct k3_stats *out, struct k3_err *err);
 /* Ends all, removes segments and run directory. */
 void k3_bench_family_close(struct k3_bench_family *f);
+
+/* ---- bench_setup.c: a model, the raw drive and the two weight daemons, for io, decode and sweep ---- */
+
+struct k3_bench_setup {
+    /* options */
+    const char *model_dir, *pins, *policy; /* pins, policy NULL: the daemons' own */
+    struct k3_str_list trunk_devices, expert_devices;
+    uint64_t trunk_bytes, cache_bytes, io_block_bytes; /* io_block_bytes, io_depth 0: as measured for the drive */
+    uint32_t ring_mb, io_depth, n_layers;              /* ring_mb 0: the daemon's own */
+    /* what stands */
+    struct k3_model *model;
+    struct k3_io_rate rate;
+    struct k3_bench_raw *raw;
+    struct k3_bench_family family;
+    struct k3_stats trunk, expert;
+};
+#define K3_BENCH_OPT_ROWS(s)                                                                                             \
+    { "model", K3_OPT_STRING, &(s)->model_dir, "DIR", "the checkpoint: config.json and *.safetensors", 0, 0 },              \
+    { "trunk-device", K3_OPT_LIST, &(s)->trunk_devices, "DIR", "where the trunk's shards are looked for first", 0, 0 },     \
+    { "expert-device", K3_OPT_LIST, &(s)->expert_devices, "DIR", "a directory with shards of experts", 0, 0 },              \
+    { "layers", K3_OPT_U32, &(s)->n_layers, "N", "only the first N layers", 1, K3_MAX_LAYERS },                             \
+    { "io-depth", K3_OPT_U32, &(s)->io_depth, "N", "reads in flight (default: as measured for the drive)", 1, 256 },        \
+    { "io-block", K3_OPT_SIZE, &(s)->io_block_bytes, "SIZE", "bytes of one read (default: as measured)", 0, 0 }
+
+bool k3_bench_need_model(const char *part, const char *dir); /* false: said that --model is missing */
+int k3_bench_model(const struct k3_bench_setup *s, struct k3_model **out, struct k3_err *err);
+/* Model, depth and block, raw reader, an instance without members.  k3_bench_close() also after a failure. */
+int k3_bench_open(struct k3_bench_setup *s, struct k3_err *err);
+int k3_bench_start_weights(struct k3_bench_setup *s, struct k3_err *err); /* k3-trunkd, k3-expertd; does not wait */
+int k3_bench_wait(struct k3_bench_setup *s, struct k3_err *err);          /* for all members; then their stats are open */
+void k3_bench_idle(const struct k3_bench_setup *s); /* until nobody reads: the ring is full, no expert is wanted */
+void k3_bench_close(struct k3_bench_setup *s);
+/* Appends --device DIR for each; the new count. */
+size_t k3_bench_devices(const char **argv, size_t n, const struct k3_str_list *devices);
 
 #endif

@@ -26,8 +26,8 @@ static void count(const struct k3_decode *b, struct counts *c)
         .trunk_wait_ns = k3_stats_value(&b->computed, "trunk_wait_ns"),
         .expert_wait_ns = k3_stats_value(&b->computed, "expert_wait_ns"),
         .arithmetic_ns = k3_stats_value(&b->computed, "arithmetic_ns"),
-        .trunk_bytes = k3_stats_value(&b->trunk, "read_bytes"),
-        .expert_bytes = k3_stats_value(&b->expert, "read_bytes"),
+        .trunk_bytes = k3_stats_value(&b->setup.trunk, "read_bytes"),
+        .expert_bytes = k3_stats_value(&b->setup.expert, "read_bytes"),
     };
 }
 
@@ -74,7 +74,7 @@ static int submit(struct k3_decode *b, uint32_t window, uint32_t sequence, struc
     ids = cJSON_AddArrayToObject(s, "prompt_ids");
     for (uint32_t i = 0; i < PROMPT; i++) {
         random = random * 6364136223846793005u + 1442695040888963407u;
-        cJSON_AddItemToArray(ids, cJSON_CreateNumber((double)((random >> 33) % b->model->cfg.vocab)));
+        cJSON_AddItemToArray(ids, cJSON_CreateNumber((double)((random >> 33) % b->setup.model->cfg.vocab)));
     }
     cJSON_AddNumberToObject(s, "max_tokens", b->tokens);
     cJSON_AddNumberToObject(s, "temperature", 0);
@@ -183,11 +183,11 @@ static void report(const struct k3_decode *b, const struct k3_decode_window *w)
         bytes[i] = w[i].bytes;
     }
     printf("%u sequences, %" PRIu64 " bytes pinned of %" PRIu64 ", pins %s, cache %.2f GB\n", b->sequences,
-           b->pinned_bytes, b->all_bytes, b->pins ? b->pins : "spread",
-           (double)b->cache_bytes / 1e9);
+           b->pinned_bytes, b->all_bytes, b->setup.pins ? b->setup.pins : "spread",
+           (double)b->setup.cache_bytes / 1e9);
     printf("%-28s %8.3f GB\n", "read by a pass", k3_bench_median(bytes, b->pairs) / 1e9);
     printf("%-28s %8.3f GB/s  depth %u, blocks of %u KiB\n", "raw device", k3_bench_median(raw, b->pairs) / 1e9,
-           b->rate.depth, b->rate.block_bytes >> 10);
+           b->setup.rate.depth, b->setup.rate.block_bytes >> 10);
     printf("%-28s %8.3f s\n", "reading alone (bytes / raw)", k3_bench_median(reading, b->pairs));
     printf("%-28s %8.3f s\n", "arithmetic", k3_bench_median(arithmetic, b->pairs));
     printf("%-28s %8.3f s     %s of the larger\n", "a pass", k3_bench_median(pass, b->pairs),
@@ -201,15 +201,6 @@ static void report(const struct k3_decode *b, const struct k3_decode_window *w)
                w[i].arithmetic_s);
 }
 
-/* Until nobody reads: the ring is full. */
-static void wait_idle(const struct k3_decode *b)
-{
-    for (int quiet = 0, left = 5000; quiet < 5 && left > 0 && !k3_bench_stop; left--) {
-        quiet = k3_stats_value(&b->trunk, "in_flight") || k3_stats_value(&b->expert, "in_flight") ? 0 : quiet + 1;
-        k3_bench_nap(0.001);
-    }
-}
-
 static int windows(struct k3_decode *b, struct k3_decode_window *w, struct k3_err *err)
 {
     struct k3_decode_window warm = { .raw = 1 };
@@ -219,8 +210,8 @@ static int windows(struct k3_decode *b, struct k3_decode_window *w, struct k3_er
     rc = decode(b, 0, &warm, err);
     for (uint32_t i = 0; i < b->pairs && rc == 0; i++) {
         k3_bench_progress("window %u of %u", i + 1, b->pairs);
-        wait_idle(b);
-        rc = k3_bench_raw_run(b->raw, b->seconds, &w[i].raw, err);
+        k3_bench_idle(&b->setup);
+        rc = k3_bench_raw_run(b->setup.raw, b->seconds, &w[i].raw, err);
         if (rc == 0)
             rc = decode(b, i + 1, &w[i], err);
     }
@@ -229,100 +220,55 @@ static int windows(struct k3_decode *b, struct k3_decode_window *w, struct k3_er
 
 /* ---- opening and closing ---- */
 
-static int start(struct k3_decode *b, struct k3_err *err)
+static int start_computed(struct k3_decode *b, struct k3_err *err)
 {
-    char trunk_gb[32], cache_gb[32], ring[16], depth[16], block[16], layers[16], sequences[16], ctx[16], threads[16], rows[16];
-    const char *argv[64 + 24];
-    struct k3_bench_family *f = &b->family;
+    struct k3_bench_setup *s = &b->setup;
+    char layers[16], sequences[16], ctx[16], threads[16], rows[16];
+    const char *argv[2 * sizeof(s->trunk_devices.item) / sizeof(char *) + 16];
     size_t n = 0;
-    int rc;
 
-    snprintf(trunk_gb, sizeof(trunk_gb), "%.9f", (double)b->trunk_bytes / 1e9);
-    snprintf(cache_gb, sizeof(cache_gb), "%.9f", (double)b->cache_bytes / 1e9);
-    snprintf(ring, sizeof(ring), "%u", b->ring_mb);
-    snprintf(depth, sizeof(depth), "%u", b->rate.depth);
-    snprintf(block, sizeof(block), "%u", b->rate.block_bytes);
-    snprintf(layers, sizeof(layers), "%u", b->model->cfg.n_layers);
+    snprintf(layers, sizeof(layers), "%u", s->model->cfg.n_layers);
     snprintf(sequences, sizeof(sequences), "%u", b->sequences);
-    snprintf(ctx, sizeof(ctx), "%u", b->ctx);
+    snprintf(ctx, sizeof(ctx), "%u", PROMPT + b->tokens);
     snprintf(threads, sizeof(threads), "%u", b->threads);
     snprintf(rows, sizeof(rows), "%u", b->sequences * PROMPT < 64 ? 64 : b->sequences * PROMPT);
-    argv[n++] = "--model", argv[n++] = b->model_dir, argv[n++] = "--layers", argv[n++] = layers;
-    argv[n++] = "--trunk-gb", argv[n++] = trunk_gb, argv[n++] = "--io-depth", argv[n++] = depth;
-    argv[n++] = "--io-block", argv[n++] = block, argv[n++] = "--shared-drive";
-    if (b->ring_mb)
-        argv[n++] = "--ring-mb", argv[n++] = ring;
-    if (b->pins)
-        argv[n++] = "--pins", argv[n++] = b->pins;
-    n = k3_bench_devices(argv, n, &b->trunk_devices);
-    argv[n] = NULL;
-    rc = k3_bench_family_start(f, "k3-trunkd", argv, err);
-    n = 0;
-    argv[n++] = "--model", argv[n++] = b->model_dir, argv[n++] = "--layers", argv[n++] = layers;
-    argv[n++] = "--cache-gb", argv[n++] = cache_gb, argv[n++] = "--io-depth", argv[n++] = depth;
-    argv[n++] = "--io-block", argv[n++] = block;
-    if (b->policy)
-        argv[n++] = "--policy", argv[n++] = b->policy;
-    n = k3_bench_devices(argv, n, &b->expert_devices);
-    argv[n] = NULL;
-    if (rc == 0)
-        rc = k3_bench_family_start(f, "k3-expertd", argv, err);
-    n = 0;
-    argv[n++] = "--model", argv[n++] = b->model_dir, argv[n++] = "--layers", argv[n++] = layers;
+    argv[n++] = "--model", argv[n++] = s->model_dir, argv[n++] = "--layers", argv[n++] = layers;
     argv[n++] = "--sequences", argv[n++] = sequences, argv[n++] = "--ctx", argv[n++] = ctx;
     argv[n++] = "--batch-rows", argv[n++] = rows;
     if (b->threads)
         argv[n++] = "--threads", argv[n++] = threads;
-    n = k3_bench_devices(argv, n, &b->trunk_devices);
+    n = k3_bench_devices(argv, n, &s->trunk_devices);
     argv[n] = NULL;
-    if (rc == 0)
-        rc = k3_bench_family_start(f, "k3-computed", argv, err);
-    for (uint32_t i = 0; i < f->n_members && rc == 0; i++)
-        rc = k3_bench_family_wait(f, f->member[i].name, 300, err);
-    if (rc == 0)
-        rc = k3_bench_family_stats(f, "k3-trunkd", &b->trunk, err);
-    if (rc == 0)
-        rc = k3_bench_family_stats(f, "k3-expertd", &b->expert, err);
-    if (rc == 0)
-        rc = k3_bench_family_stats(f, "k3-computed", &b->computed, err);
-    if (rc == 0)
-        rc = k3_client_open(&b->client, f->rundir, "computed.sock", err);
-    return rc;
+    return k3_bench_family_start(&s->family, "k3-computed", argv, err);
 }
 
 int k3_decode_measure(struct k3_decode *b, struct k3_decode_window *w, struct k3_err *err)
 {
-    struct k3_bench_raw_opts raw;
-    int rc = k3_bench_model(b->model_dir, &b->trunk_devices, b->n_layers, &b->model, err);
+    struct k3_bench_setup *s = &b->setup;
+    int rc = k3_bench_open(s, err);
 
     b->seed = k3_now_ns();
-    b->ctx = PROMPT + b->tokens;
+    b->client = NULL;
+    b->computed = (struct k3_stats){ .seg = K3_SEG_INIT };
     if (rc == 0)
-        rc = k3_bench_rate(b->trunk_devices.n ? b->trunk_devices.item[0] : b->model_dir, b->io_depth, b->io_block_bytes,
-                           &b->rate, err);
-    raw = (struct k3_bench_raw_opts){ b->rate.depth, b->rate.block_bytes };
+        rc = k3_bench_start_weights(s, err);
     if (rc == 0)
-        rc = k3_bench_raw_open(&b->raw, b->model, &raw, err);
+        rc = start_computed(b, err);
     if (rc == 0)
-        rc = k3_bench_family_open(&b->family, err);
+        rc = k3_bench_wait(s, err);
     if (rc == 0)
-        rc = start(b, err);
+        rc = k3_bench_family_stats(&s->family, "k3-computed", &b->computed, err);
+    if (rc == 0)
+        rc = k3_client_open(&b->client, s->family.rundir, "computed.sock", err);
     if (rc == 0)
         rc = windows(b, w, err);
-    k3_bench_progress(NULL);
     if (rc == 0) {
-        b->pinned_bytes = k3_stats_value(&b->trunk, "pinned_bytes");
-        b->all_bytes = b->model->trunk_bytes;
+        b->pinned_bytes = k3_stats_value(&s->trunk, "pinned_bytes");
+        b->all_bytes = s->model->trunk_bytes;
     }
     k3_client_close(b->client);
-    k3_stats_close(&b->trunk);
-    k3_stats_close(&b->expert);
     k3_stats_close(&b->computed);
-    k3_bench_family_close(&b->family);
-    k3_bench_raw_close(b->raw);
-    k3_model_close(b->model);
-    b->model = NULL, b->raw = NULL, b->client = NULL;
-    b->trunk = b->expert = b->computed = (struct k3_stats){ .seg = K3_SEG_INIT };
+    k3_bench_close(s);
     return rc;
 }
 
@@ -334,9 +280,9 @@ int k3_bench_decode(int argc, char **argv)
     int status, rc;
     const struct k3_opt table[] = {
         K3_DECODE_OPT_ROWS(&b),
-        { "trunk-gb", K3_OPT_GB, &b.trunk_bytes, "X", "memory for the trunk in 10^9 bytes (default 1)", 0, 0 },
-        { "cache-gb", K3_OPT_GB, &b.cache_bytes, "X", "memory for experts in 10^9 bytes (default 1)", 0, 0 },
-        { "pins", K3_OPT_STRING, &b.pins, "HOW", "spread (default) or prefix, to see what spreading is worth", 0, 0 },
+        { "trunk-gb", K3_OPT_GB, &b.setup.trunk_bytes, "X", "memory for the trunk in 10^9 bytes (default 1)", 0, 0 },
+        { "cache-gb", K3_OPT_GB, &b.setup.cache_bytes, "X", "memory for experts in 10^9 bytes (default 1)", 0, 0 },
+        { "pins", K3_OPT_STRING, &b.setup.pins, "HOW", "spread (default) or prefix, to see what spreading is worth", 0, 0 },
         { "seconds", K3_OPT_DOUBLE, &b.seconds, "S", "length of the raw part of a window (default 2)", 0.05, 600 },
         { "pairs", K3_OPT_U32, &b.pairs, "N", "alternating windows (default 9; fewer are for trying)", 1,
           K3_BENCH_PAIRS * 4 },
@@ -347,10 +293,10 @@ int k3_bench_decode(int argc, char **argv)
     if (k3_opts_parse(table, "k3-bench", "decode: the time of a pass against max(bytes / raw rate, arithmetic)", argc, argv,
                       NULL, &status))
         return status;
-    if (!k3_bench_need_model("decode", b.model_dir))
+    if (!k3_bench_need_model("decode", b.setup.model_dir))
         return K3_EXIT_REFUSED;
-    if (b.pins && strcmp(b.pins, "spread") && strcmp(b.pins, "prefix")) {
-        fprintf(stderr, "k3-bench: --pins %s: must be spread or prefix\n", b.pins);
+    if (b.setup.pins && strcmp(b.setup.pins, "spread") && strcmp(b.setup.pins, "prefix")) {
+        fprintf(stderr, "k3-bench: --pins %s: must be spread or prefix\n", b.setup.pins);
         return K3_EXIT_REFUSED;
     }
     rc = k3_decode_measure(&b, w, &err);

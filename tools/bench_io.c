@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "io/calibrate.h"
 #include "ipc/daemon.h"
 #include "shm/expert.h"
 #include "shm/trunk.h"
@@ -21,20 +20,13 @@
 enum { RAW, TRUNK, EXPERT, BOTH, N_MODES };
 
 struct io_bench {
-    const char *model_dir;
-    struct k3_str_list trunk_devices, expert_devices;
-    uint64_t trunk_bytes, io_block_bytes;
-    uint32_t ring_mb, io_depth, n_layers, pairs;
+    struct k3_bench_setup setup;
+    uint32_t pairs;
     double seconds;
     bool tsv;
 
-    struct k3_bench_family family;
-    struct k3_model *model;
     struct k3_trunk_reader *reader;
     struct k3_expert_client *client;
-    struct k3_bench_raw *raw;
-    struct k3_stats trunk_stats, expert_stats;
-    struct k3_io_rate rate;
     uint32_t piece;     /* the next of the pass */
     uint32_t layer;     /* of the next demands of expertd alone */
     uint32_t n_demands; /* of a layer */
@@ -50,7 +42,7 @@ struct io_bench {
 /* All rows of the next piece, given back at once. */
 static int take_piece(struct io_bench *b)
 {
-    const struct k3_piece *p = &b->model->pieces[b->piece];
+    const struct k3_piece *p = &b->setup.model->pieces[b->piece];
     uint64_t block = k3_trunk_reader_block_bytes(b->reader);
     uint32_t step = (uint32_t)(block / (p->len_bytes / p->n_rows));
     const void *rows;
@@ -65,7 +57,7 @@ static int take_piece(struct io_bench *b)
         if (rc == 0)
             k3_trunk_reader_done(b->reader);
     }
-    if (rc == 0 && ++b->piece == b->model->n_pieces) {
+    if (rc == 0 && ++b->piece == b->setup.model->n_pieces) {
         b->piece = 0;
         rc = k3_trunk_reader_next_pass(b->reader, &b->err);
     }
@@ -75,7 +67,7 @@ static int take_piece(struct io_bench *b)
 /* Demands top_k experts of a layer that have not been demanded for the longest time: a stretch of ids that goes round. */
 static int begin_experts(struct io_bench *b, uint32_t layer)
 {
-    const struct k3_config *c = &b->model->cfg;
+    const struct k3_config *c = &b->setup.model->cfg;
     uint32_t n = b->n_demands;
     uint16_t want[MAX_DEMANDS];
 
@@ -113,10 +105,10 @@ static void *consume(void *arg)
         rc = begin_experts(b, b->layer);
         if (rc == 0)
             rc = take_experts(b);
-        b->layer = b->layer + 1 < b->model->cfg.n_layers ? b->layer + 1 : b->model->cfg.first_dense;
+        b->layer = b->layer + 1 < b->setup.model->cfg.n_layers ? b->layer + 1 : b->setup.model->cfg.first_dense;
     }
     while (rc == 0 && b->run && b->mode != EXPERT) {
-        const struct k3_matrix *m = &b->model->matrices[b->model->pieces[b->piece].matrix];
+        const struct k3_matrix *m = &b->setup.model->matrices[b->setup.model->pieces[b->piece].matrix];
         uint32_t last = m->first_piece + m->n_pieces - 1, piece = b->piece;
 
         if (b->mode == BOTH && m->role == K3_W_LATENT_UP && piece == m->first_piece && b->demanded) {
@@ -143,39 +135,30 @@ static uint64_t read_bytes(const struct k3_stats *s)
     return k3_stats_value(s, "read_bytes");
 }
 
-/* Reads of both daemons have ended: the ring is full, no expert is wanted. */
-static void wait_idle(const struct io_bench *b)
-{
-    for (int quiet = 0, left = 5000; quiet < 5 && left > 0 && !k3_bench_stop; left--) {
-        quiet = k3_stats_value(&b->trunk_stats, "in_flight") || k3_stats_value(&b->expert_stats, "in_flight") ? 0 : quiet + 1;
-        k3_bench_nap(0.001);
-    }
-}
-
 static int window(struct io_bench *b, int mode, double *bytes_per_s, struct k3_err *err)
 {
-    uint64_t ring_bytes = k3_stats_value(&b->trunk_stats, "ring_bytes"), t0, t1, n0, n1, p0;
+    uint64_t ring_bytes = k3_stats_value(&b->setup.trunk, "ring_bytes"), t0, t1, n0, n1, p0;
     pthread_t consumer;
     bool has_trunk = mode == TRUNK || mode == BOTH, has_expert = mode == EXPERT || mode == BOTH;
     int rc = 0;
 
     if (mode == RAW)
-        return k3_bench_raw_run(b->raw, b->seconds, bytes_per_s, err);
+        return k3_bench_raw_run(b->setup.raw, b->seconds, bytes_per_s, err);
     b->run = true;
     b->mode = mode;
-    p0 = k3_stats_value(&b->trunk_stats, "ring_produced_bytes");
+    p0 = k3_stats_value(&b->setup.trunk, "ring_produced_bytes");
     if (pthread_create(&consumer, NULL, consume, b) != 0)
         return k3_fail(err, -EAGAIN, "no thread");
     k3_bench_nap(0.1);
     if (has_trunk) /* until the stream is past all that had been read ahead */
         for (int left = 20000; left > 0 && !k3_bench_stop && b->err.code == 0 &&
-                               k3_stats_value(&b->trunk_stats, "ring_produced_bytes") - p0 < 2 * ring_bytes;
+                               k3_stats_value(&b->setup.trunk, "ring_produced_bytes") - p0 < 2 * ring_bytes;
              left--)
             k3_bench_nap(0.001);
     t0 = k3_now_ns();
-    n0 = (has_trunk ? read_bytes(&b->trunk_stats) : 0) + (has_expert ? read_bytes(&b->expert_stats) : 0);
+    n0 = (has_trunk ? read_bytes(&b->setup.trunk) : 0) + (has_expert ? read_bytes(&b->setup.expert) : 0);
     k3_bench_nap(b->seconds);
-    n1 = (has_trunk ? read_bytes(&b->trunk_stats) : 0) + (has_expert ? read_bytes(&b->expert_stats) : 0);
+    n1 = (has_trunk ? read_bytes(&b->setup.trunk) : 0) + (has_expert ? read_bytes(&b->setup.expert) : 0);
     t1 = k3_now_ns();
     b->run = false;
     pthread_join(consumer, NULL);
@@ -184,7 +167,7 @@ static int window(struct io_bench *b, int mode, double *bytes_per_s, struct k3_e
         *err = b->err;
     }
     *bytes_per_s = (double)(n1 - n0) / ((double)(t1 - t0) / 1e9);
-    wait_idle(b);
+    k3_bench_idle(&b->setup);
     if (rc == 0 && k3_bench_stop)
         rc = k3_fail(err, -ECANCELED, "stopped");
     return rc;
@@ -201,7 +184,7 @@ static void report(const struct io_bench *b, const struct result *r)
 {
     double trunk[64], expert[64], both[64];
     char spread[64];
-    uint64_t of, huge = k3_bench_raw_huge_bytes(b->raw, &of);
+    uint64_t of, huge = k3_bench_raw_huge_bytes(b->setup.raw, &of);
 
     for (uint32_t i = 0; i < b->pairs; i++) {
         double better = r->rate[TRUNK][i] > r->rate[EXPERT][i] ? r->rate[TRUNK][i] : r->rate[EXPERT][i];
@@ -211,7 +194,7 @@ static void report(const struct io_bench *b, const struct result *r)
         both[i] = r->rate[BOTH][i] / better;
     }
     printf("%-22s %8.2f GB/s  depth %u, blocks of %u KiB, %" PRIu64 " of %" PRIu64 " MiB contiguous\n", "raw device",
-           k3_bench_median(r->rate[RAW], b->pairs) / 1e9, b->rate.depth, b->rate.block_bytes >> 10, huge >> 20, of >> 20);
+           k3_bench_median(r->rate[RAW], b->pairs) / 1e9, b->setup.rate.depth, b->setup.rate.block_bytes >> 10, huge >> 20, of >> 20);
     printf("%-22s %8.2f GB/s  %s of raw\n", "k3-trunkd alone", k3_bench_median(r->rate[TRUNK], b->pairs) / 1e9,
            k3_bench_spread(trunk, b->pairs, spread));
     printf("%-22s %8.2f GB/s  %s of raw\n", "k3-expertd alone", k3_bench_median(r->rate[EXPERT], b->pairs) / 1e9,
@@ -240,8 +223,8 @@ static int measure(struct io_bench *b, struct k3_err *err)
         return k3_fail(err, -ENOMEM, "no memory");
     for (int i = -1; i < (int)b->pairs && rc == 0; i++) /* the round -1 warms up */
         for (int mode = 0; mode < N_MODES && rc == 0; mode++) {
-            uint64_t room = k3_stats_value(&b->trunk_stats, "room_ns"),
-                     full = k3_stats_value(&b->trunk_stats, "room_at_depth_ns");
+            uint64_t room = k3_stats_value(&b->setup.trunk, "room_ns"),
+                     full = k3_stats_value(&b->setup.trunk, "room_at_depth_ns");
             double rate = 0;
 
             k3_bench_progress("round %d of %u: %s", i + 1, b->pairs, names[mode]);
@@ -250,8 +233,8 @@ static int measure(struct io_bench *b, struct k3_err *err)
                 continue;
             r->rate[mode][i] = rate;
             if (mode == TRUNK) {
-                r->room_ns += k3_stats_value(&b->trunk_stats, "room_ns") - room;
-                r->at_depth_ns += k3_stats_value(&b->trunk_stats, "room_at_depth_ns") - full;
+                r->room_ns += k3_stats_value(&b->setup.trunk, "room_ns") - room;
+                r->at_depth_ns += k3_stats_value(&b->setup.trunk, "room_at_depth_ns") - full;
             }
         }
     k3_bench_progress(NULL);
@@ -263,122 +246,64 @@ static int measure(struct io_bench *b, struct k3_err *err)
 
 /* ---- opening and closing ---- */
 
-static int start_daemons(struct io_bench *b, struct k3_err *err)
-{
-    const struct k3_config *c = &b->model->cfg;
-    char trunk_gb[32], ring[16], depth[16], block[16], layers[16], cache_gb[32];
-    const char *argv[64 + 24];
-    size_t n = 0;
-    int rc;
-
-    snprintf(trunk_gb, sizeof(trunk_gb), "%.9f", (double)b->trunk_bytes / 1e9);
-    snprintf(ring, sizeof(ring), "%u", b->ring_mb);
-    snprintf(depth, sizeof(depth), "%u", b->rate.depth);
-    snprintf(block, sizeof(block), "%u", b->rate.block_bytes);
-    snprintf(layers, sizeof(layers), "%u", c->n_layers);
-    /* Two layers' demands: what comes again later has gone by then. */
-    snprintf(cache_gb, sizeof(cache_gb), "%.9f", (double)(2 * c->top_k * b->model->expert_slot_bytes) / 1e9);
-    argv[n++] = "--model", argv[n++] = b->model_dir;
-    argv[n++] = "--trunk-gb", argv[n++] = trunk_gb;
-    argv[n++] = "--ring-mb", argv[n++] = ring;
-    argv[n++] = "--io-depth", argv[n++] = depth;
-    argv[n++] = "--io-block", argv[n++] = block;
-    argv[n++] = "--layers", argv[n++] = layers;
-    argv[n++] = "--shared-drive";
-    n = k3_bench_devices(argv, n, &b->trunk_devices);
-    argv[n] = NULL;
-    rc = k3_bench_family_start(&b->family, "k3-trunkd", argv, err);
-    n = 0;
-    argv[n++] = "--model", argv[n++] = b->model_dir;
-    argv[n++] = "--cache-gb", argv[n++] = cache_gb;
-    argv[n++] = "--policy", argv[n++] = "lru"; /* which never keeps anything of a round that is larger than it */
-    argv[n++] = "--io-depth", argv[n++] = depth;
-    argv[n++] = "--io-block", argv[n++] = block;
-    argv[n++] = "--layers", argv[n++] = layers;
-    n = k3_bench_devices(argv, n, &b->expert_devices);
-    argv[n] = NULL;
-    if (rc == 0)
-        rc = k3_bench_family_start(&b->family, "k3-expertd", argv, err);
-    if (rc == 0)
-        rc = k3_bench_family_wait(&b->family, "k3-trunkd", 120, err);
-    if (rc == 0)
-        rc = k3_bench_family_wait(&b->family, "k3-expertd", 120, err);
-    return rc;
-}
-
 static int attach(struct io_bench *b, struct k3_err *err)
 {
-    struct k3_bench_family *f = &b->family;
-    int rc = k3_bench_family_stats(f, "k3-trunkd", &b->trunk_stats, err);
+    struct k3_bench_family *f = &b->setup.family;
+    int rc = k3_trunk_reader_open(&b->reader, f->instance, f->rundir, b->setup.model, 1, 10000000000ull, err);
 
-    if (rc == 0)
-        rc = k3_bench_family_stats(f, "k3-expertd", &b->expert_stats, err);
-    if (rc == 0)
-        rc = k3_trunk_reader_open(&b->reader, f->instance, f->rundir, b->model, 1, 10000000000ull, err);
     if (rc == 0)
         rc = k3_trunk_reader_seek_pass(b->reader, err);
     if (rc == 0)
-        rc = k3_expert_client_open(&b->client, f->instance, f->rundir, b->model, 1, 10000000000ull, err);
-    if (rc == 0 && k3_trunk_reader_layout(b->reader)->pass_bytes < 2 * k3_stats_value(&b->trunk_stats, "ring_bytes"))
+        rc = k3_expert_client_open(&b->client, f->instance, f->rundir, b->setup.model, 1, 10000000000ull, err);
+    if (rc == 0 && k3_trunk_reader_layout(b->reader)->pass_bytes < 2 * k3_stats_value(&b->setup.trunk, "ring_bytes"))
         rc = k3_refuse(err, -EINVAL, "with --trunk-gb %.3g nothing much of this trunk streams (%.3f GB): too small to measure; "
-                       "k3-mkmodel --released makes a model of the real widths", (double)b->trunk_bytes / 1e9,
+                       "k3-mkmodel --released makes a model of the real widths", (double)b->setup.trunk_bytes / 1e9,
                        (double)k3_trunk_reader_layout(b->reader)->pass_bytes / 1e9);
     return rc;
 }
 
 static int run(struct io_bench *b, struct k3_err *err)
 {
-    int rc = k3_bench_model(b->model_dir, &b->trunk_devices, b->n_layers, &b->model, err);
-    const struct k3_config *c = b->model ? &b->model->cfg : NULL;
+    struct k3_bench_setup *s = &b->setup;
+    int rc = k3_bench_open(s, err);
 
-    if (rc == 0 && c->n_layers <= c->first_dense)
-        rc = k3_refuse(err, -EINVAL, "this part of the model has no experts; give more --layers");
-    if (rc == 0 && (uint64_t)(c->n_layers - c->first_dense) * (c->n_experts / c->top_k) < 4)
-        rc = k3_refuse(err, -EINVAL, "%u experts in each layer are too few: the cache would hold them all", c->n_experts);
-    if (rc == 0)
-        rc = k3_bench_rate(b->trunk_devices.n ? b->trunk_devices.item[0] : b->model_dir, b->io_depth, b->io_block_bytes,
-                           &b->rate, err);
     if (rc == 0) {
-        struct k3_bench_raw_opts o = { b->rate.depth, b->rate.block_bytes };
+        const struct k3_config *c = &s->model->cfg;
 
         b->layer = c->first_dense;
         b->n_demands = c->top_k < MAX_DEMANDS ? c->top_k : MAX_DEMANDS;
-        rc = k3_bench_raw_open(&b->raw, b->model, &o, err);
+        /* Two layers' demands: what comes again later has gone by then. */
+        s->cache_bytes = 2 * c->top_k * s->model->expert_slot_bytes;
+        s->policy = "lru"; /* which never keeps anything of a round that is larger than it */
+        if (c->n_layers <= c->first_dense)
+            rc = k3_refuse(err, -EINVAL, "this part of the model has no experts; give more --layers");
+        else if ((uint64_t)(c->n_layers - c->first_dense) * (c->n_experts / c->top_k) < 4)
+            rc = k3_refuse(err, -EINVAL, "%u experts in each layer are too few: the cache would hold them all", c->n_experts);
     }
     if (rc == 0)
-        rc = k3_bench_family_open(&b->family, err);
+        rc = k3_bench_start_weights(s, err);
     if (rc == 0)
-        rc = start_daemons(b, err);
+        rc = k3_bench_wait(s, err);
     if (rc == 0)
         rc = attach(b, err);
     if (rc == 0)
         rc = measure(b, err);
-    k3_bench_progress(NULL);
     k3_expert_client_close(b->client);
     k3_trunk_reader_close(b->reader);
-    k3_stats_close(&b->trunk_stats);
-    k3_stats_close(&b->expert_stats);
-    k3_bench_family_close(&b->family);
-    k3_bench_raw_close(b->raw);
-    k3_model_close(b->model);
+    k3_bench_close(s);
     return rc;
 }
 
 int k3_bench_io(int argc, char **argv)
 {
-    struct io_bench b = { .trunk_bytes = 1000000000u, .ring_mb = 256, .pairs = K3_BENCH_PAIRS, .seconds = 2,
+    struct io_bench b = { .setup = { .trunk_bytes = 1000000000u, .ring_mb = 256 }, .pairs = K3_BENCH_PAIRS, .seconds = 2,
                           .err = K3_ERR_INIT };
     struct k3_err err = K3_ERR_INIT;
     int status, rc;
     const struct k3_opt table[] = {
-        { "model", K3_OPT_STRING, &b.model_dir, "DIR", "the checkpoint: config.json and *.safetensors", 0, 0 },
-        { "trunk-device", K3_OPT_LIST, &b.trunk_devices, "DIR", "where the trunk's shards are looked for first", 0, 0 },
-        { "expert-device", K3_OPT_LIST, &b.expert_devices, "DIR", "a directory with shards of experts", 0, 0 },
-        { "layers", K3_OPT_U32, &b.n_layers, "N", "only the first N layers", 1, K3_MAX_LAYERS },
-        { "trunk-gb", K3_OPT_GB, &b.trunk_bytes, "X", "memory for the trunk in 10^9 bytes (default 1)", 0, 0 },
-        { "ring-mb", K3_OPT_U32, &b.ring_mb, "N", "ring in MiB (default 256)", 2, 1 << 20 },
-        { "io-depth", K3_OPT_U32, &b.io_depth, "N", "reads in flight (default: as measured for the drive)", 1, 256 },
-        { "io-block", K3_OPT_SIZE, &b.io_block_bytes, "SIZE", "bytes of one read (default: as measured)", 0, 0 },
+        K3_BENCH_OPT_ROWS(&b.setup),
+        { "trunk-gb", K3_OPT_GB, &b.setup.trunk_bytes, "X", "memory for the trunk in 10^9 bytes (default 1)", 0, 0 },
+        { "ring-mb", K3_OPT_U32, &b.setup.ring_mb, "N", "ring in MiB (default 256)", 2, 1 << 20 },
         { "seconds", K3_OPT_DOUBLE, &b.seconds, "S", "length of one window (default 2)", 0.05, 600 },
         { "pairs", K3_OPT_U32, &b.pairs, "N", "alternating rounds (default 9; fewer are for trying)", 1,
           K3_BENCH_PAIRS * 4 },
@@ -389,7 +314,7 @@ int k3_bench_io(int argc, char **argv)
     if (k3_opts_parse(table, "k3-bench", "io: raw device, k3-trunkd alone, k3-expertd alone, both together", argc, argv, NULL,
                       &status))
         return status;
-    if (!k3_bench_need_model("io", b.model_dir))
+    if (!k3_bench_need_model("io", b.setup.model_dir))
         return K3_EXIT_REFUSED;
     rc = run(&b, &err);
     if (rc < 0)

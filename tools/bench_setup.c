@@ -1,8 +1,11 @@
 /* What the parts of k3-bench that read weights begin with. */
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "tools/bench.h"
+
+#define READY_S 300.0
 
 bool k3_bench_need_model(const char *part, const char *dir)
 {
@@ -12,31 +15,32 @@ bool k3_bench_need_model(const char *part, const char *dir)
     return dir != NULL;
 }
 
-int k3_bench_model(const char *dir, const struct k3_str_list *devices, uint32_t n_layers, struct k3_model **out,
-                   struct k3_err *err)
+int k3_bench_model(const struct k3_bench_setup *s, struct k3_model **out, struct k3_err *err)
 {
     const char *dirs[K3_MODEL_DIRS];
-    struct k3_model_opts o = { .n_layers = n_layers };
+    struct k3_model_opts o = { .n_layers = s->n_layers };
 
-    k3_model_dirs(&o, dirs, dir, devices);
+    k3_model_dirs(&o, dirs, s->model_dir, &s->trunk_devices);
     return k3_model_open(out, &o, err);
 }
 
-int k3_bench_rate(const char *dir, uint32_t depth, uint64_t block_bytes, struct k3_io_rate *out, struct k3_err *err)
+static int choose_rate(struct k3_bench_setup *s, struct k3_err *err)
 {
+    const char *dir = s->trunk_devices.n ? s->trunk_devices.item[0] : s->model_dir;
+    uint64_t block_bytes = s->io_block_bytes;
     struct k3_err why = K3_ERR_INIT;
 
-    *out = (struct k3_io_rate){ .depth = K3_IO_DEPTH_DEFAULT, .block_bytes = K3_IO_BLOCK_DEFAULT };
-    if (!depth || !block_bytes) {
+    s->rate = (struct k3_io_rate){ .depth = K3_IO_DEPTH_DEFAULT, .block_bytes = K3_IO_BLOCK_DEFAULT };
+    if (!s->io_depth || !block_bytes) {
         k3_bench_progress("measuring how many reads keep the drive busy");
-        (void)k3_io_rate_of_dir(dir, out, &why); /* the defaults stay where it cannot be measured */
+        (void)k3_io_rate_of_dir(dir, &s->rate, &why); /* the defaults stay where it cannot be measured */
     }
-    if (depth)
-        out->depth = depth;
+    if (s->io_depth)
+        s->rate.depth = s->io_depth;
     if (block_bytes && (block_bytes < 65536 || block_bytes > 1u << 30 || block_bytes % 4096))
         return k3_refuse(err, -EINVAL, "--io-block: must be a multiple of 4096, from 64K to 1G");
     if (block_bytes)
-        out->block_bytes = (uint32_t)block_bytes;
+        s->rate.block_bytes = (uint32_t)block_bytes;
     return 0;
 }
 
@@ -47,4 +51,87 @@ size_t k3_bench_devices(const char **argv, size_t n, const struct k3_str_list *d
         argv[n++] = devices->item[i];
     }
     return n;
+}
+
+int k3_bench_open(struct k3_bench_setup *s, struct k3_err *err)
+{
+    struct k3_bench_raw_opts raw;
+    int rc;
+
+    s->trunk = s->expert = (struct k3_stats){ .seg = K3_SEG_INIT };
+    rc = k3_bench_model(s, &s->model, err);
+    if (rc == 0)
+        rc = choose_rate(s, err);
+    raw = (struct k3_bench_raw_opts){ s->rate.depth, s->rate.block_bytes };
+    if (rc == 0)
+        rc = k3_bench_raw_open(&s->raw, s->model, &raw, err);
+    if (rc == 0)
+        rc = k3_bench_family_open(&s->family, err);
+    return rc;
+}
+
+int k3_bench_start_weights(struct k3_bench_setup *s, struct k3_err *err)
+{
+    char trunk_gb[32], cache_gb[32], ring[16], depth[16], block[16], layers[16];
+    const char *common[] = { "--model", s->model_dir, "--layers", layers, "--io-depth", depth, "--io-block", block };
+    const char *argv[2 * sizeof(s->trunk_devices.item) / sizeof(char *) + 24];
+    size_t n_common = sizeof(common) / sizeof(*common), n = n_common;
+    int rc;
+
+    snprintf(trunk_gb, sizeof(trunk_gb), "%.9f", (double)s->trunk_bytes / 1e9);
+    snprintf(cache_gb, sizeof(cache_gb), "%.9f", (double)s->cache_bytes / 1e9);
+    snprintf(ring, sizeof(ring), "%u", s->ring_mb);
+    snprintf(depth, sizeof(depth), "%u", s->rate.depth);
+    snprintf(block, sizeof(block), "%u", s->rate.block_bytes);
+    snprintf(layers, sizeof(layers), "%u", s->model->cfg.n_layers);
+    memcpy(argv, common, sizeof(common));
+    argv[n++] = "--trunk-gb", argv[n++] = trunk_gb, argv[n++] = "--shared-drive";
+    if (s->ring_mb)
+        argv[n++] = "--ring-mb", argv[n++] = ring;
+    if (s->pins)
+        argv[n++] = "--pins", argv[n++] = s->pins;
+    n = k3_bench_devices(argv, n, &s->trunk_devices);
+    argv[n] = NULL;
+    rc = k3_bench_family_start(&s->family, "k3-trunkd", argv, err);
+    n = n_common;
+    argv[n++] = "--cache-gb", argv[n++] = cache_gb;
+    if (s->policy)
+        argv[n++] = "--policy", argv[n++] = s->policy;
+    n = k3_bench_devices(argv, n, &s->expert_devices);
+    argv[n] = NULL;
+    return rc < 0 ? rc : k3_bench_family_start(&s->family, "k3-expertd", argv, err);
+}
+
+int k3_bench_wait(struct k3_bench_setup *s, struct k3_err *err)
+{
+    struct k3_bench_family *f = &s->family;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < f->n_members && rc == 0; i++)
+        rc = k3_bench_family_wait(f, f->member[i].name, READY_S, err);
+    if (rc == 0)
+        rc = k3_bench_family_stats(f, "k3-trunkd", &s->trunk, err);
+    if (rc == 0)
+        rc = k3_bench_family_stats(f, "k3-expertd", &s->expert, err);
+    return rc;
+}
+
+void k3_bench_idle(const struct k3_bench_setup *s)
+{
+    for (int quiet = 0, left = 5000; quiet < 5 && left > 0 && !k3_bench_stop; left--) {
+        quiet = k3_stats_value(&s->trunk, "in_flight") || k3_stats_value(&s->expert, "in_flight") ? 0 : quiet + 1;
+        k3_bench_nap(0.001);
+    }
+}
+
+void k3_bench_close(struct k3_bench_setup *s)
+{
+    k3_bench_progress(NULL);
+    k3_stats_close(&s->trunk);
+    k3_stats_close(&s->expert);
+    k3_bench_family_close(&s->family);
+    k3_bench_raw_close(s->raw);
+    k3_model_close(s->model);
+    s->raw = NULL;
+    s->model = NULL;
 }

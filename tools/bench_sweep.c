@@ -68,7 +68,7 @@ static int run_cell(struct sweep *s, struct cell *c, uint32_t repeat, struct k3_
         struct k3_model *m = NULL;
         double slots;
 
-        rc = k3_bench_model(d.model_dir, &d.trunk_devices, d.n_layers, &m, err);
+        rc = k3_bench_model(&d.setup, &m, err);
         if (rc < 0)
             return rc;
         slots = (double)m->cfg.top_k * (double)m->expert_slot_bytes * 1.001;
@@ -82,8 +82,8 @@ static int run_cell(struct sweep *s, struct cell *c, uint32_t repeat, struct k3_
         }
     }
     d.pairs = 1;
-    d.trunk_bytes = (uint64_t)(share * c->total_gb * 1e9);
-    d.cache_bytes = (uint64_t)(c->total_gb * 1e9) - d.trunk_bytes;
+    d.setup.trunk_bytes = (uint64_t)(share * c->total_gb * 1e9);
+    d.setup.cache_bytes = (uint64_t)(c->total_gb * 1e9) - d.setup.trunk_bytes;
     rc = k3_decode_measure(&d, &w, err);
     if (rc < 0 && err->exit_status == K3_EXIT_REFUSED && !k3_bench_stop) { /* a budget that is too small for its part */
         snprintf(c->refused, sizeof(c->refused), "%.190s", err->text);
@@ -142,7 +142,7 @@ int k3_bench_sweep(int argc, char **argv)
     if (k3_opts_parse(table, "k3-bench", "sweep: tokens per second over splits of a fixed memory, and over a ladder of totals",
                       argc, argv, NULL, &status))
         return status;
-    if (!k3_bench_need_model("sweep", s.base.model_dir))
+    if (!k3_bench_need_model("sweep", s.base.setup.model_dir))
         return K3_EXIT_REFUSED;
     for (size_t i = 0; i < sizeof(shares) / sizeof(*shares); i++)
         add(&s, s.total_gb, shares[i]);
