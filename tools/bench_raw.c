@@ -5,7 +5,6 @@
 #include <liburing.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "ipc/daemon.h"
@@ -23,9 +22,8 @@ struct k3_bench_raw {
     bool ring_open;
     struct span *span;
     size_t n_spans, at_span;
-    uint64_t at_bytes, memory_bytes, huge_bytes;
-    uint8_t *memory;
-    int fd_memory;
+    uint64_t at_bytes, huge_bytes;
+    struct k3_seg memory; /* a memfd: it has no name */
 };
 
 /* One span for each file that the schedule reads: from its first to its last byte of the trunk. */
@@ -69,26 +67,13 @@ static int open_spans(struct k3_bench_raw *r, struct k3_err *err)
 static int open_memory(struct k3_bench_raw *r, struct k3_err *err)
 {
     uint64_t n = (uint64_t)r->o.depth * r->o.block_bytes;
-    uint8_t *p;
     int rc;
 
     n = (n + K3_HUGE_BYTES - 1) / K3_HUGE_BYTES * K3_HUGE_BYTES;
-    r->fd_memory = memfd_create("k3-bench", MFD_CLOEXEC);
-    if (r->fd_memory < 0)
-        return k3_fail(err, -errno, "memfd: %s", strerror(errno));
-    rc = posix_fallocate(r->fd_memory, 0, (off_t)n);
-    if (rc)
-        return k3_fail(err, -rc, "no memory for %" PRIu64 " bytes of reads in flight", n);
-    p = mmap(NULL, n + K3_HUGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED)
-        return k3_fail(err, -errno, "no address space for %" PRIu64 " bytes", n);
-    p += (K3_HUGE_BYTES - (uintptr_t)p % K3_HUGE_BYTES) % K3_HUGE_BYTES;
-    if (mmap(p, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, r->fd_memory, 0) == MAP_FAILED)
-        return k3_fail(err, -errno, "mapping %" PRIu64 " bytes: %s", n, strerror(errno));
-    r->memory = p;
-    r->memory_bytes = n;
-    r->huge_bytes = k3_seg_collapse(p, n);
-    return 0;
+    rc = k3_seg_create_from(&r->memory, "bench", "raw", n, K3_MEM_MEMFD, -1, err);
+    if (rc == 0)
+        r->huge_bytes = k3_seg_collapse(r->memory.base, n);
+    return rc;
 }
 
 int k3_bench_raw_open(struct k3_bench_raw **out, const struct k3_model *m, const struct k3_bench_raw_opts *o,
@@ -101,7 +86,7 @@ int k3_bench_raw_open(struct k3_bench_raw **out, const struct k3_model *m, const
         return k3_fail(err, -ENOMEM, "no memory");
     r->m = m;
     r->o = *o;
-    r->fd_memory = -1;
+    r->memory = (struct k3_seg)K3_SEG_INIT;
     rc = open_spans(r, err);
     if (rc == 0)
         rc = open_memory(r, err);
@@ -127,17 +112,14 @@ void k3_bench_raw_close(struct k3_bench_raw *r)
         io_uring_queue_exit(&r->ring);
     for (size_t i = 0; i < r->n_spans; i++)
         close(r->span[i].fd);
-    if (r->memory)
-        munmap(r->memory, r->memory_bytes);
-    if (r->fd_memory >= 0)
-        close(r->fd_memory);
+    k3_seg_close(&r->memory);
     free(r->span);
     free(r);
 }
 
 uint64_t k3_bench_raw_huge_bytes(const struct k3_bench_raw *r, uint64_t *of_bytes)
 {
-    *of_bytes = r->memory_bytes;
+    *of_bytes = r->memory.len_bytes;
     return r->huge_bytes;
 }
 
@@ -153,7 +135,7 @@ static void submit(struct k3_bench_raw *r, uint32_t slot)
         s = &r->span[r->at_span];
         r->at_bytes = s->first;
     }
-    io_uring_prep_read(sqe, s->fd, r->memory + (uint64_t)slot * r->o.block_bytes, r->o.block_bytes, r->at_bytes);
+    io_uring_prep_read(sqe, s->fd, r->memory.base + (uint64_t)slot * r->o.block_bytes, r->o.block_bytes, r->at_bytes);
     io_uring_sqe_set_data64(sqe, slot);
     r->at_bytes += r->o.block_bytes;
 }

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -112,21 +111,13 @@ static void shared_memory(struct k3_doctor *d, const char *dir)
 static void huge_pages(struct k3_doctor *d)
 {
     const uint64_t len = 4 * K3_HUGE_BYTES;
+    struct k3_err ignored = K3_ERR_INIT;
+    struct k3_seg memory;
     uint64_t got = 0;
-    int fd = memfd_create("k3-doctor", MFD_CLOEXEC);
-    uint8_t *raw, *at;
 
-    if (fd >= 0 && posix_fallocate(fd, 0, (off_t)len) == 0) {
-        raw = mmap(NULL, len + K3_HUGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (raw != MAP_FAILED) {
-            at = (uint8_t *)(((uintptr_t)raw + K3_HUGE_BYTES - 1) / K3_HUGE_BYTES * K3_HUGE_BYTES);
-            if (mmap(at, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED)
-                got = k3_seg_collapse(at, len);
-            munmap(raw, len + K3_HUGE_BYTES);
-        }
-    }
-    if (fd >= 0)
-        close(fd);
+    if (k3_seg_create_from(&memory, "doctor", "pages", len, K3_MEM_MEMFD, -1, &ignored) == 0)
+        got = k3_seg_collapse(memory.base, len);
+    k3_seg_close(&memory);
     if (got == len)
         k3_doctor_say(d, K3_FOUND_OK, "huge pages", "shared memory can be made contiguous");
     else
