@@ -326,6 +326,35 @@ bool k3_tf_log_has(const struct k3_tf *t, const char *text)
     return has;
 }
 
+uint64_t k3_tf_stat(const struct k3_tf *t, const char *name)
+{
+    struct k3_stats s;
+    struct k3_err err = K3_ERR_INIT;
+    uint64_t v;
+
+    if (k3_stats_open(&s, t->instance, K3_TRUNKD_NAME, &err) < 0)
+        fail_msg("stats: %s", err.text);
+    v = k3_stats_value(&s, name);
+    k3_stats_close(&s);
+    return v;
+}
+
+void k3_tf_begin(struct k3_trunk_reader *r)
+{
+    struct k3_err err = K3_ERR_INIT;
+
+    if (k3_trunk_reader_seek_pass(r, &err) < 0)
+        fail_msg("seek: %s", err.text);
+}
+
+void k3_tf_next(struct k3_trunk_reader *r)
+{
+    struct k3_err err = K3_ERR_INIT;
+
+    if (k3_trunk_reader_next_pass(r, &err) < 0)
+        fail_msg("next pass: %s", err.text);
+}
+
 struct k3_trunk_reader *k3_tf_reader(const struct k3_tf *t, uint32_t generation)
 {
     struct k3_trunk_reader *r = NULL;

@@ -53,7 +53,12 @@ int k3_tf_stop(pid_t pid);  /* SIGTERM; the exit status */
 void k3_tf_kill(pid_t pid); /* SIGKILL and reap */
 bool k3_tf_log_has(const struct k3_tf *t, const char *text);
 
+uint64_t k3_tf_stat(const struct k3_tf *t, const char *name); /* of the living daemon's page */
+
 struct k3_trunk_reader *k3_tf_reader(const struct k3_tf *t, uint32_t generation);
+/* k3_trunk_reader_seek_pass() and _next_pass(); fail with their words. */
+void k3_tf_begin(struct k3_trunk_reader *r);
+void k3_tf_next(struct k3_trunk_reader *r);
 /* Compares rows with the file; fails naming the first difference. */
 void k3_tf_check_rows(const struct k3_tf *t, uint32_t piece, uint32_t row, uint32_t n_rows,
                       const void *rows);

@@ -39,22 +39,6 @@ static void count_notice(void *arg, const char *event, const char *text)
     n->n_back += strcmp(event, "trunkd_back") == 0;
 }
 
-static void begin(struct k3_trunk_reader *r)
-{
-    struct k3_err err = K3_ERR_INIT;
-
-    if (k3_trunk_reader_seek_pass(r, &err) < 0)
-        fail_msg("seek: %s", err.text);
-}
-
-static void next(struct k3_trunk_reader *r)
-{
-    struct k3_err err = K3_ERR_INIT;
-
-    if (k3_trunk_reader_next_pass(r, &err) < 0)
-        fail_msg("next pass: %s", err.text);
-}
-
 /* A process of its own that keeps a trunkd alive and kills it n_kills times at random moments.  It
  * says each kill on the pipe and then waits until it is killed itself, the last daemon with it. */
 static pid_t start_killer(const struct k3_tf *t, const struct k3_trunkd_opt *opt, int n_kills,
@@ -138,7 +122,7 @@ static void killed_twenty_times(void **state)
         r = k3_tf_reader(&t, 1);
         k3_trunk_reader_set_notice(r, count_notice, &notices);
         assert_int_equal(k3_trunk_reader_resident(r, &resident, &err), 0);
-        begin(r);
+        k3_tf_begin(r);
         while (n_kills < 20 || after-- > 0) { /* and two passes undisturbed */
             char c[32];
             ssize_t n = read(news_fd, c, sizeof(c));
@@ -147,9 +131,9 @@ static void killed_twenty_times(void **state)
             k3_tf_walk(&t, r, t.m->n_pieces, with[i].nap_us);
             n_passes++;
             if (k3_tf_below(&t.rng, 4) == 0)
-                begin(r);
+                k3_tf_begin(r);
             else
-                next(r);
+                k3_tf_next(r);
         }
         k3_tf_check_resident(&t, resident);
         k3_trunk_reader_counts(r, &counts);
@@ -182,7 +166,7 @@ static void a_held_block_survives_take_over(void **state)
     opt = k3_tf_opt(&t);
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 1);
-    begin(r);
+    k3_tf_begin(r);
     k3_tf_walk(&t, r, 3, 0);
     assert_int_equal(k3_trunk_reader_rows(r, 3, 0, 1, &rows, &err), 0);
     k3_tf_kill(pid);
@@ -231,7 +215,7 @@ static void the_ring_is_renewed_at_the_first_seek(void **state)
                            its end */
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 1);
-    begin(r);
+    k3_tf_begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
     l = k3_trunk_reader_layout(r);
     end = l->start[t.m->n_pieces - 1] +
@@ -247,8 +231,8 @@ static void the_ring_is_renewed_at_the_first_seek(void **state)
     assert_int_equal(ring[0], 0xaa);
     assert_int_equal(ring[end], 0xaa);
     assert_int_equal(ring[l->ring_bytes - 1], 0xaa);
-    next(r); /* finds the new one and seeks to the beginning of pass 1 */
-    begin(r);
+    k3_tf_next(r); /* finds the new one and seeks to the beginning of pass 1 */
+    k3_tf_begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
     end += 2 * l->pass_bytes;
     assert_int_equal(ring[end % l->ring_bytes], 0);
@@ -257,19 +241,6 @@ static void the_ring_is_renewed_at_the_first_seek(void **state)
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);
     k3_tf_close(&t);
-}
-
-static uint64_t stat_value(const struct k3_tf *t, const char *name)
-{
-    struct k3_stats s;
-    struct k3_err err = K3_ERR_INIT;
-    uint64_t v;
-
-    if (k3_stats_open(&s, t->instance, K3_TRUNKD_NAME, &err) < 0)
-        fail_msg("stats: %s", err.text);
-    v = k3_stats_value(&s, name);
-    k3_stats_close(&s);
-    return v;
 }
 
 /* Pinned pieces and resident tensors stay: the successor reads none of them again. */
@@ -289,17 +260,17 @@ static void pins_survive(void **state)
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 1);
     assert_int_equal(k3_trunk_reader_resident(r, &resident, &err), 0);
-    begin(r);
+    k3_tf_begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
     k3_tf_kill(pid);
-    next(r);
+    k3_tf_next(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0); /* with nobody there: all is in memory */
     pid = k3_tf_start(&t, &opt);
     assert_true(k3_tf_wait_ready(&t, pid));
-    assert_int_equal(stat_value(&t, "pinned_loaded_bytes"), t.m->trunk_bytes);
-    begin(r);
+    assert_int_equal(k3_tf_stat(&t, "pinned_loaded_bytes"), t.m->trunk_bytes);
+    k3_tf_begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
-    assert_int_equal(stat_value(&t, "read_bytes"), 0);
+    assert_int_equal(k3_tf_stat(&t, "read_bytes"), 0);
     k3_tf_check_resident(&t, resident);
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);
@@ -353,7 +324,7 @@ static void a_new_data_segment_keeps_the_resident_address(void **state)
     for (int i = 0; i < 3; i++) {
         ino_t old;
 
-        begin(r);
+        k3_tf_begin(r);
         k3_tf_walk(&t, r, t.m->n_pieces / 2, 0);
         old = data_inode(&t);
         assert_true(is_mapped(old));
@@ -362,11 +333,11 @@ static void a_new_data_segment_keeps_the_resident_address(void **state)
         opt.ring_mb = i == 0 ? 4 : 2;
         opt.trunk_bytes = k3_tf_trunk_bytes(&t, opt.ring_mb, i == 1 ? 256 : 60);
         pid = k3_tf_start(&t, &opt);
-        begin(r);
+        k3_tf_begin(r);
         k3_tf_walk(&t, r, t.m->n_pieces, 0);
         k3_tf_check_resident(&t, resident);
         assert_false(is_mapped(old)); /* nothing is held twice */
-        next(r);
+        k3_tf_next(r);
         k3_tf_walk(&t, r, t.m->n_pieces, 0);
     }
     k3_trunk_reader_close(r);
@@ -388,7 +359,7 @@ static void another_model_takes_nothing_over(void **state)
     opt.trunk_bytes = k3_tf_trunk_bytes(&t, 2, 256);
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 1);
-    begin(r);
+    k3_tf_begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
     k3_trunk_reader_close(r);
     k3_tf_kill(pid);
@@ -398,7 +369,7 @@ static void another_model_takes_nothing_over(void **state)
         k3_tf_write_file(&t, i);
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 2);
-    begin(r);
+    k3_tf_begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
     assert_false(k3_tf_log_has(&t, "taken_over=1"));
     k3_trunk_reader_close(r);
@@ -419,15 +390,15 @@ static void other_options_after_a_kill(void **state)
     opt = k3_tf_opt(&t);
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 1);
-    begin(r);
+    k3_tf_begin(r);
     for (unsigned i = 0; i < 4; i++) {
         k3_tf_walk(&t, r, 4 + i, 0);
         k3_tf_kill(pid);
         opt.trunk_bytes = k3_tf_trunk_bytes(&t, 2, 64 * i);
         pid = k3_tf_start(&t, &opt);
-        begin(r);
+        k3_tf_begin(r);
         k3_tf_walk(&t, r, t.m->n_pieces, 0);
-        next(r);
+        k3_tf_next(r);
     }
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);
@@ -463,7 +434,7 @@ static void stop_ends_a_wait_for_a_dead_daemon(void **state)
     r = k3_tf_reader(&t, 1);
     k3_trunk_reader_set_notice(r, count_notice, &notices);
     k3_trunk_reader_set_stop(r, &stop);
-    begin(r);
+    k3_tf_begin(r);
     k3_tf_kill(pid);
     pthread_create(&thread, NULL, stop_soon, &stop);
     since_ns = k3_now_ns();
@@ -481,7 +452,7 @@ static void stop_ends_a_wait_for_a_dead_daemon(void **state)
     /* Not spoilt: with a daemon it goes on. */
     atomic_store_explicit(&stop, false, memory_order_relaxed);
     pid = k3_tf_start(&t, &opt);
-    begin(r);
+    k3_tf_begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
     assert_int_equal(notices.n_back, 1);
     k3_trunk_reader_close(r);
@@ -512,10 +483,10 @@ static void consumer_killed(void **state)
             r = k3_tf_reader(&t, generation);
             k3_trunk_reader_set_blocked(
                 r, true); /* dies with the hint set: its successor takes it back */
-            begin(r);
+            k3_tf_begin(r);
             for (;;) {
                 k3_tf_walk(&t, r, t.m->n_pieces, 200);
-                next(r);
+                k3_tf_next(r);
             }
         }
         usleep((useconds_t)(1000 * (20 + k3_tf_below(&t.rng, 200))));
@@ -523,7 +494,7 @@ static void consumer_killed(void **state)
         k3_tf_kill(consumer);
     }
     r = k3_tf_reader(&t, 10);
-    begin(r);
+    k3_tf_begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);

@@ -36,35 +36,6 @@ static const struct k3_tf_spec big = { .seed = 2,
                                        .matrix_bytes_max = 16000000,
                                        .piece_bytes = K3_PIECE_BYTES };
 
-static uint64_t stat_value(const struct k3_tf *t, const char *name)
-{
-    struct k3_stats s;
-    struct k3_err err = K3_ERR_INIT;
-    uint64_t v;
-
-    if (k3_stats_open(&s, t->instance, K3_TRUNKD_NAME, &err) < 0)
-        fail_msg("stats: %s", err.text);
-    v = k3_stats_value(&s, name);
-    k3_stats_close(&s);
-    return v;
-}
-
-static void begin(struct k3_trunk_reader *r)
-{
-    struct k3_err err = K3_ERR_INIT;
-
-    if (k3_trunk_reader_seek_pass(r, &err) < 0)
-        fail_msg("seek: %s", err.text);
-}
-
-static void next(struct k3_trunk_reader *r)
-{
-    struct k3_err err = K3_ERR_INIT;
-
-    if (k3_trunk_reader_next_pass(r, &err) < 0)
-        fail_msg("next pass: %s", err.text);
-}
-
 static void passes_with(struct k3_tf *t, const struct k3_trunkd_opt *opt, int n_passes)
 {
     pid_t pid = k3_tf_start(t, opt);
@@ -75,10 +46,10 @@ static void passes_with(struct k3_tf *t, const struct k3_trunkd_opt *opt, int n_
 
     assert_int_equal(k3_trunk_reader_resident(r, &resident, &err), 0);
     k3_tf_check_resident(t, resident);
-    begin(r);
+    k3_tf_begin(r);
     for (int i = 0; i < n_passes; i++) {
         k3_tf_walk(t, r, t->m->n_pieces, 0);
-        next(r);
+        k3_tf_next(r);
     }
     k3_trunk_reader_counts(r, &counts);
     assert_int_equal(counts.ring_bytes + counts.pinned_bytes,
@@ -87,8 +58,8 @@ static void passes_with(struct k3_tf *t, const struct k3_trunkd_opt *opt, int n_
     assert_int_equal(counts.reattached, 0);
     assert_int_equal(counts.pinned_bytes,
                      (uint64_t)n_passes * k3_trunk_reader_layout(r)->pinned_payload_bytes);
-    assert_int_equal(stat_value(t, "errors"), 0);
-    assert_int_equal(stat_value(t, "pinned_loaded_bytes"), stat_value(t, "pinned_bytes"));
+    assert_int_equal(k3_tf_stat(t, "errors"), 0);
+    assert_int_equal(k3_tf_stat(t, "pinned_loaded_bytes"), k3_tf_stat(t, "pinned_bytes"));
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);
 }
@@ -166,7 +137,7 @@ static void falls_back_to_pread(void **state)
     opt = k3_tf_opt(&t);
     pid = k3_tf_start_after(&t, &opt, no_io_uring);
     r = k3_tf_reader(&t, 1);
-    begin(r);
+    k3_tf_begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
     assert_true(
         k3_tf_log_has(&t, "event=io_fallback io=pread reason=\"Function not implemented\""));
@@ -209,19 +180,19 @@ static void all_pinned_reads_once(void **state)
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 1);
     assert_int_equal(k3_trunk_reader_layout(r)->pass_bytes, 0);
-    begin(r);
+    k3_tf_begin(r);
     for (int i = 0; i < 5; i++) {
         k3_tf_walk(&t, r, t.m->n_pieces, 0);
-        next(r);
+        k3_tf_next(r);
     }
-    assert_in_range(stat_value(&t, "read_bytes"), t.m->trunk_bytes,
+    assert_in_range(k3_tf_stat(&t, "read_bytes"), t.m->trunk_bytes,
                     t.m->trunk_bytes + 8192 * t.m->n_pieces);
-    assert_int_equal(stat_value(&t, "ring_produced_bytes"), 0);
+    assert_int_equal(k3_tf_stat(&t, "ring_produced_bytes"), 0);
     /* The bells ring both ways: without, most seeks would take a tick of one side or the other. */
     for (int i = 0; i < 40; i++) {
         uint64_t since_ns = k3_now_ns();
 
-        begin(r);
+        k3_tf_begin(r);
         n_slow += k3_now_ns() - since_ns > 40000000;
     }
     assert_in_range(n_slow, 0, 19);
@@ -243,17 +214,17 @@ static void ring_wraps_and_runs_ahead(void **state)
     opt = k3_tf_opt(&t);
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 1);
-    begin(r);
+    k3_tf_begin(r);
     pass_bytes = k3_trunk_reader_layout(r)->pass_bytes;
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
-    next(r);
+    k3_tf_next(r);
     usleep(300000); /* it fills the ring with the next pass and stops */
-    assert_in_range(stat_value(&t, "ring_produced_bytes"), pass_bytes + 1, pass_bytes + (2 << 20));
-    assert_int_equal(stat_value(&t, "ring_wraps"), stat_value(&t, "ring_produced_bytes") >> 21);
-    assert_int_equal(stat_value(&t, "in_flight"), 0);
-    assert_int_equal(stat_value(&t, "passes"), 1);
-    assert_true(stat_value(&t, "ring_full_waits") > 0);
-    assert_true(stat_value(&t, "ring_full_wait_ns") > 0);
+    assert_in_range(k3_tf_stat(&t, "ring_produced_bytes"), pass_bytes + 1, pass_bytes + (2 << 20));
+    assert_int_equal(k3_tf_stat(&t, "ring_wraps"), k3_tf_stat(&t, "ring_produced_bytes") >> 21);
+    assert_int_equal(k3_tf_stat(&t, "in_flight"), 0);
+    assert_int_equal(k3_tf_stat(&t, "passes"), 1);
+    assert_true(k3_tf_stat(&t, "ring_full_waits") > 0);
+    assert_true(k3_tf_stat(&t, "ring_full_wait_ns") > 0);
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);
     k3_tf_close(&t);
@@ -275,29 +246,29 @@ static void seeks_in_the_middle(void **state)
         opt.trunk_bytes = k3_tf_trunk_bytes(&t, 2, share);
         pid = k3_tf_start(&t, &opt);
         r = k3_tf_reader(&t, 7);
-        begin(r);
+        k3_tf_begin(r);
         for (int i = 0; i < 25; i++) {
             k3_tf_walk(&t, r, k3_tf_below(&t.rng, t.m->n_pieces + 1), 0);
             if (k3_tf_below(&t.rng, 3) == 0)
-                begin(r); /* forced */
+                k3_tf_begin(r); /* forced */
             else
-                next(r);
+                k3_tf_next(r);
         }
         /* After a complete pass the next one costs no seek, after half a pass of streamed pieces it
          * does. */
         k3_tf_walk(&t, r, t.m->n_pieces, 0);
         k3_trunk_reader_counts(r, &before);
-        next(r);
+        k3_tf_next(r);
         k3_tf_walk(&t, r, t.m->n_pieces / 2, 0);
         k3_trunk_reader_counts(r, &after);
         assert_int_equal(after.seeks, before.seeks);
-        next(r);
+        k3_tf_next(r);
         k3_trunk_reader_counts(r, &after);
         assert_int_equal(after.seeks, before.seeks + (share < 256));
         k3_trunk_reader_close(r);
         /* A successor of this consumer begins anew. */
         r = k3_tf_reader(&t, 8);
-        begin(r);
+        k3_tf_begin(r);
         k3_tf_walk(&t, r, t.m->n_pieces, 0);
         k3_trunk_reader_close(r);
         assert_int_equal(k3_tf_stop(pid), 0);
@@ -319,7 +290,7 @@ static void leaves_pieces_out(void **state)
     opt = k3_tf_opt(&t);
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 1);
-    begin(r);
+    k3_tf_begin(r);
     for (int i = 0; i < 4; i++) {
         for (uint32_t piece = (uint32_t)k3_tf_below(&t.rng, 9); piece < t.m->n_pieces;
              piece += 1 + (uint32_t)k3_tf_below(&t.rng, t.m->n_pieces / 3)) {
@@ -331,7 +302,7 @@ static void leaves_pieces_out(void **state)
             k3_tf_check_rows(&t, piece, row, 1, rows);
             k3_trunk_reader_done(r);
         }
-        next(r);
+        k3_tf_next(r);
     }
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);
@@ -352,7 +323,7 @@ static void misuse_is_refused(void **state)
     opt = k3_tf_opt(&t);
     pid = k3_tf_start(&t, &opt);
     r = k3_tf_reader(&t, 1);
-    begin(r);
+    k3_tf_begin(r);
     assert_int_equal(k3_trunk_reader_rows(r, (uint32_t)t.m->n_pieces, 0, 1, &rows, &err), -EINVAL);
     assert_int_equal(k3_trunk_reader_rows(r, 0, 0, t.m->pieces[0].n_rows + 1, &rows, &err),
                      -EINVAL);
@@ -378,9 +349,9 @@ static void fails_then_recovers(struct k3_tf *t, const struct k3_trunkd_opt *opt
     const char *path = t->m->files[file].path;
     int rc = 0;
 
-    begin(r);
+    k3_tf_begin(r);
     k3_tf_walk(t, r, t->m->n_pieces, 0);
-    next(r);
+    k3_tf_next(r);
     assert_int_equal(truncate(path, (off_t)t->m->files[file].len_bytes / 2), 0);
     for (int i = 0; i < 3 && rc == 0; i++) {
         for (uint32_t piece = 0; piece < t->m->n_pieces && rc == 0; piece++) {
@@ -393,18 +364,18 @@ static void fails_then_recovers(struct k3_tf *t, const struct k3_trunkd_opt *opt
             }
         }
         if (rc == 0)
-            next(r);
+            k3_tf_next(r);
     }
     if (opt->trunk_bytes < k3_tf_trunk_bytes(t, 2, 256)) {
         assert_int_equal(rc, -EIO);
         assert_int_equal(err.exit_status, K3_EXIT_UNTRUSTED);
         assert_non_null(strstr(err.text, path));
-        assert_true(stat_value(t, "errors") > 0);
+        assert_true(k3_tf_stat(t, "errors") > 0);
     } else {
         assert_int_equal(rc, 0); /* it was in memory already */
     }
     k3_tf_write_file(t, file);
-    begin(r);
+    k3_tf_begin(r);
     k3_tf_walk(t, r, t->m->n_pieces, 0);
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);
@@ -447,7 +418,7 @@ static void a_pinned_piece_that_cannot_be_read(void **state)
     r = k3_tf_reader(&t, 1);
     assert_int_equal(truncate(t.m->files[file].path, 1),
                      0); /* most of it is still to be loaded, or fails on a seek */
-    begin(r);
+    k3_tf_begin(r);
     if (k3_trunk_reader_rows(r, last, 0, 1, &rows, &err) < 0) {
         assert_int_equal(err.code, -EIO);
         assert_int_equal(err.exit_status, K3_EXIT_UNTRUSTED);
@@ -457,9 +428,9 @@ static void a_pinned_piece_that_cannot_be_read(void **state)
         print_message("the pin was faster than the truncation\n");
     }
     k3_tf_write_file(&t, file);
-    begin(r);
+    k3_tf_begin(r);
     k3_tf_walk(&t, r, t.m->n_pieces, 0);
-    assert_int_equal(stat_value(&t, "pinned_loaded_bytes"), t.m->trunk_bytes);
+    assert_int_equal(k3_tf_stat(&t, "pinned_loaded_bytes"), t.m->trunk_bytes);
     k3_trunk_reader_close(r);
     assert_int_equal(k3_tf_stop(pid), 0);
     k3_tf_close(&t);

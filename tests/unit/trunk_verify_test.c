@@ -33,19 +33,6 @@ static const struct k3_tf_spec big = { .seed = 2,
                                        .matrix_bytes_max = 16000000,
                                        .piece_bytes = K3_PIECE_BYTES };
 
-static uint64_t stat_value(const struct k3_tf *t, const char *name)
-{
-    struct k3_stats s;
-    struct k3_err err = K3_ERR_INIT;
-    uint64_t v;
-
-    if (k3_stats_open(&s, t->instance, K3_TRUNKD_NAME, &err) < 0)
-        fail_msg("stats: %s", err.text);
-    v = k3_stats_value(&s, name);
-    k3_stats_close(&s);
-    return v;
-}
-
 static void put(FILE *f, uint32_t *crc, const char *text)
 {
     *crc = k3_crc32c(*crc, text, strlen(text));
@@ -166,13 +153,13 @@ static void right_ones_pass(void **state)
         for (size_t k = 0; k < t.m->n_residents; k++)
             resident_bytes += 2 * t.m->residents[k].n;
         once = t.m->trunk_bytes + resident_bytes;
-        assert_int_equal(stat_value(&t, "verify_failures"), 0);
+        assert_int_equal(k3_tf_stat(&t, "verify_failures"), 0);
         /* `first` also sums twice what it had begun when a seek came. */
         if (opt.verify && strcmp(opt.verify, "always") == 0)
-            assert_true(stat_value(&t, "verified_bytes") >=
+            assert_true(k3_tf_stat(&t, "verified_bytes") >=
                         once + 2 * (t.m->trunk_bytes - k3_trunk_reader_layout(r)->pinned_payload_bytes));
         else
-            assert_in_range(stat_value(&t, "verified_bytes"), once, once + 3 * K3_PIECE_BYTES);
+            assert_in_range(k3_tf_stat(&t, "verified_bytes"), once, once + 3 * K3_PIECE_BYTES);
         k3_trunk_reader_close(r);
         assert_int_equal(k3_tf_stop(pid), 0);
         k3_tf_close(&t);
@@ -217,7 +204,7 @@ static void a_flipped_byte(void **state)
         got = walk_pass(&t, r, &err);
         assert_int_equal(got, victim);
         check_words(&t, &err, file_of(&t, victim), t.m->pieces[victim].off_bytes);
-        assert_true(stat_value(&t, "verify_failures") >= 1);
+        assert_true(k3_tf_stat(&t, "verify_failures") >= 1);
         assert_true(k3_tf_log_has(&t, "event=piece_wrong"));
         /* The same again; then the file is repaired, and the same daemon goes on. */
         assert_int_equal(walk_pass(&t, r, &err), victim);
