@@ -7,10 +7,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "io/io.h"
+#include "ipc/daemon.h"
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -43,14 +43,6 @@ struct bench {
     unsigned n_out;
     uint64_t until_ns;
 };
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 /* ---- what to read ---- */
 
@@ -197,7 +189,7 @@ static int take(struct bench *b, uint64_t *bytes)
 /* Reads with that many in flight: until the queue has been through once, then for CELL_NS, in which it counts. */
 static int measure(struct bench *b, struct k3_io_cell *cell)
 {
-    uint64_t from_ns = 0, last_ns = now_ns(), bytes = 0, drained = 0;
+    uint64_t from_ns = 0, last_ns = k3_now_ns(), bytes = 0, drained = 0;
     unsigned n_back = 0, n_counted = 0;
     int rc = 0;
 
@@ -211,11 +203,11 @@ static int measure(struct bench *b, struct k3_io_cell *cell)
             send_next(b, cell->block_bytes);
         rc = take(b, &bytes);
         if (rc <= 0) {
-            if (rc == 0 && now_ns() - last_ns > STUCK_NS)
+            if (rc == 0 && k3_now_ns() - last_ns > STUCK_NS)
                 rc = -ETIMEDOUT;
             continue;
         }
-        last_ns = now_ns();
+        last_ns = k3_now_ns();
         n_back += (unsigned)rc;
         if (n_back <= cell->depth) {
             from_ns = last_ns;
@@ -232,7 +224,7 @@ static int measure(struct bench *b, struct k3_io_cell *cell)
         if (rate > cell->bytes_per_s)
             cell->bytes_per_s = rate;
     }
-    while (b->n_out > 0 && now_ns() - last_ns < STUCK_NS) {
+    while (b->n_out > 0 && k3_now_ns() - last_ns < STUCK_NS) {
         unsigned n_out = b->n_out;
 
         if (take(b, &drained) < 0 && b->n_out == n_out)
@@ -314,7 +306,7 @@ static int measure_grid(struct bench *b, struct k3_io_rate *out, struct k3_err *
             /* Through once, once more, and empty again. */
             double cost_ns = rate > 0 ? 3e9 * cell[i].depth * cell[i].block_bytes / rate : 0;
 
-            if (now_ns() + (uint64_t)cost_ns > b->until_ns)
+            if (k3_now_ns() + (uint64_t)cost_ns > b->until_ns)
                 break;
             rc = measure(b, &cell[i]);
             rate = cell[i].bytes_per_s > rate ? cell[i].bytes_per_s : rate;
@@ -337,14 +329,14 @@ int k3_calibrate(const char *const *files, size_t n, uint64_t max_ns, struct k3_
     *out = (struct k3_io_rate){ .depth = K3_IO_DEPTH_DEFAULT, .block_bytes = K3_IO_BLOCK_DEFAULT };
     if (!b)
         return k3_fail(err, -ENOMEM, "no memory to measure a drive with");
-    b->until_ns = now_ns() + max_ns;
+    b->until_ns = k3_now_ns() + max_ns;
     rc = n ? open_files(b, files, n, err) : k3_fail(err, -ENODATA, "no file to measure a drive with");
     if (rc == 0)
         rc = open_buffer(b, err);
     if (rc == 0)
         rc = k3_io_open(&b->io, "auto", DEPTH_MAX, -1, NULL, err);
     if (rc == 0) /* not always the same bytes: a drive has a cache, too */
-        b->at = (size_t)(now_ns() / 1000 % b->n_extents);
+        b->at = (size_t)(k3_now_ns() / 1000 % b->n_extents);
     if (rc == 0)
         rc = measure_grid(b, out, err);
     bench_close(b);

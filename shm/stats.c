@@ -6,6 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ipc/daemon.h"
+
 #define HIST_VALUES (K3_HIST_BUCKETS + 1u) /* buckets, then the sum */
 #define MAX_ENTRIES 1024u
 
@@ -119,14 +121,9 @@ void k3_stat_hist(struct k3_stats *s, uint32_t id, uint64_t v)
 
 void k3_stats_beat(struct k3_stats *s, enum k3_daemon_state state)
 {
-    struct timespec now;
-
     if (!s->page)
         return;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    atomic_store_explicit(&s->page->heartbeat_ns,
-                          (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec,
-                          memory_order_relaxed);
+    atomic_store_explicit(&s->page->heartbeat_ns, k3_now_ns(), memory_order_relaxed);
     atomic_store_explicit(&s->page->state, (uint32_t)state, memory_order_relaxed);
 }
 
