@@ -317,24 +317,26 @@ static int refuse_floor(struct k3_plan *p, const struct k3_model *m, const struc
                         const struct k3_plan_machine *mc, uint64_t left, struct k3_err *err)
 {
     char words[256] = "", there[400], a[32], b[32], c[32];
-    struct k3_plan_opts less = *o;
+    struct k3_plan_opts less;
+    const struct { const char *name; uint32_t *value; } halve[] = {
+        { "--ctx", &less.ctx }, { "--sequences", &less.sequences }, { "--batch-rows", &less.batch_rows },
+    };
 
-    for (less.ctx = o->ctx / 2; less.ctx >= 1 && !fits_with(m, less, p, limit); less.ctx /= 2)
-        ;
-    if (less.ctx >= 1)
-        add_word(words, sizeof(words), "--ctx %u", less.ctx);
-    less = *o;
-    for (less.sequences = o->sequences / 2; less.sequences >= 1 && !fits_with(m, less, p, limit); less.sequences /= 2)
-        ;
-    if (less.sequences >= 1)
-        add_word(words, sizeof(words), "--sequences %u", less.sequences);
-    less = *o;
-    for (less.batch_rows = o->batch_rows / 2; less.batch_rows >= 1 && !fits_with(m, less, p, limit); less.batch_rows /= 2)
-        ;
-    if (less.batch_rows >= 1)
-        add_word(words, sizeof(words), "--batch-rows %u", less.batch_rows);
-    if (o->memory_bytes != K3_PLAN_UNSET && least_memory(p, m, o) <= left)
-        add_word(words, sizeof(words), "--memory %" PRIu64 "M", least_memory(p, m, o) >> 20);
+    for (size_t i = 0; i < sizeof(halve) / sizeof(*halve); i++) {
+        uint32_t *v = halve[i].value;
+
+        less = *o;
+        for (*v /= 2; *v >= 1 && !fits_with(m, less, p, limit); *v /= 2)
+            ;
+        if (*v >= 1)
+            add_word(words, sizeof(words), "%s %u", halve[i].name, *v);
+    }
+    if (o->memory_bytes != K3_PLAN_UNSET) {
+        uint64_t least = least_memory(p, m, o);
+
+        if (least <= left)
+            add_word(words, sizeof(words), "--memory %" PRIu64 "M", least >> 20);
+    }
     there_is(there, sizeof(there), mc, left);
     if (o->memory_bytes != K3_PLAN_UNSET)
         return k3_refuse(err, -ENOMEM, "--memory %s is %s less than the %s that this model needs at least with --ctx %u, "
