@@ -192,22 +192,13 @@ static int begin_part(struct verify *v, int fd, size_t *first, struct k3_err *er
     return rc;
 }
 
-static int sync_dir(const char *dir)
-{
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = fd < 0 || fsync(fd) != 0 ? -errno : 0;
-
-    if (fd >= 0)
-        close(fd);
-    return rc;
-}
-
 static int finish(struct verify *v, const char *dir, const char *path, struct k3_err *err)
 {
     char line[64];
     int n = snprintf(line, sizeof(line), "end %zu %08x\n", 2 + k3_sums_n_items(v->m), v->crc);
 
     if (fwrite(line, 1, (size_t)n, v->out) != (size_t)n || fflush(v->out) != 0 || fsync(fileno(v->out)) != 0 ||
-        rename(v->path, path) != 0 || sync_dir(dir) < 0)
+        rename(v->path, path) != 0 || k3_sync_dir(dir) < 0)
         return k3_fail(err, -errno, "writing %s: %s", path, strerror(errno));
     return 0;
 }

@@ -319,7 +319,7 @@ static int copy(struct pack *p, struct k3_err *err)
 
 static int finish(struct pack *p, struct k3_err *err)
 {
-    int dir = -1, rc;
+    int rc;
 
     if (fdatasync(p->fd) != 0)
         return k3_fail(err, -errno, "writing %s: %s", p->part, strerror(errno));
@@ -333,12 +333,8 @@ static int finish(struct pack *p, struct k3_err *err)
         return k3_fail(err, rc, "writing %s: %s", p->part, strerror(-rc));
     if (rename(p->part, p->path) != 0)
         return k3_fail(err, -errno, "renaming %s: %s", p->part, strerror(errno));
-    dir = open(p->o->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir < 0 || fsync(dir) != 0)
-        rc = k3_fail(err, -errno, "%s: %s", p->o->out, strerror(errno));
-    if (dir >= 0)
-        close(dir);
-    return rc;
+    rc = k3_sync_dir(p->o->out);
+    return rc < 0 ? k3_fail(err, rc, "%s: %s", p->o->out, strerror(-rc)) : 0;
 }
 
 /* ---- from the beginning ---- */

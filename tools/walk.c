@@ -282,6 +282,15 @@ int k3_walk(const struct k3_walk *w, struct k3_err *err)
     return rc;
 }
 
+int k3_sync_dir(const char *dir)
+{
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = fd < 0 || fsync(fd) != 0 ? -errno : 0;
+
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
 /* ---- progress ---- */
 
 #define QUIET_NS 2000000000ull

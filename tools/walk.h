@@ -30,6 +30,9 @@ struct k3_walk {
 /* 0, or what result or tick returned, or -ENOMEM and the like with words.  When it returns no thread is left. */
 int k3_walk(const struct k3_walk *w, struct k3_err *err);
 
+/* After a rename in it: the new name is on the disk, too.  0 or negative errno (errno is set). */
+int k3_sync_dir(const char *dir);
+
 /* "12.3 of 108.8 GB, 2.9 GB/s, 34 s left" on stderr, from the third second on: at a terminal in place, elsewhere a line
  * every ten seconds. */
 struct k3_progress {
