@@ -39,8 +39,11 @@ void k3_bench_progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)
 struct k3_bench_raw;
 struct k3_bench_raw_opts {
     uint32_t depth, block_bytes; /* block: whole pages */
+    uint64_t memory_bytes;       /* what it reads into, one block after the other: as large as the ring */
 };
-/* Direct reads of the trunk's bytes, in file order, over and over, into contiguous memory (spec/io.md 1).  Refused where
+/* Direct reads of the trunk's bytes, in file order, over and over, into contiguous memory (spec/io.md 1) of the size of the
+ * trunk's ring: a few blocks would stay in the processor's cache, where a ring does not, and a drive that is served from
+ * the memory of a host is faster into that.  Refused where
  * the file system has no direct reads, since that would measure the page cache.  m must outlive it. */
 int k3_bench_raw_open(struct k3_bench_raw **out, const struct k3_model *m, const struct k3_bench_raw_opts *o,
                       struct k3_err *err);

@@ -22,7 +22,7 @@ struct k3_bench_raw {
     bool ring_open;
     struct span *span;
     size_t n_spans, at_span;
-    uint64_t at_bytes, huge_bytes;
+    uint64_t at_bytes, to_bytes, huge_bytes; /* next place in the file, and in memory */
     struct k3_seg memory; /* a memfd: it has no name */
 };
 
@@ -69,6 +69,7 @@ static int open_memory(struct k3_bench_raw *r, struct k3_err *err)
     uint64_t n = (uint64_t)r->o.depth * r->o.block_bytes;
     int rc;
 
+    n = n > r->o.memory_bytes ? n : r->o.memory_bytes;
     n = (n + K3_HUGE_BYTES - 1) / K3_HUGE_BYTES * K3_HUGE_BYTES;
     rc = k3_seg_create_from(&r->memory, "bench", "raw", n, K3_MEM_MEMFD, -1, err);
     if (rc == 0)
@@ -123,7 +124,7 @@ uint64_t k3_bench_raw_huge_bytes(const struct k3_bench_raw *r, uint64_t *of_byte
     return r->huge_bytes;
 }
 
-static void submit(struct k3_bench_raw *r, uint32_t slot)
+static void submit(struct k3_bench_raw *r)
 {
     const struct span *s = &r->span[r->at_span];
     struct io_uring_sqe *sqe = io_uring_get_sqe(&r->ring);
@@ -135,9 +136,11 @@ static void submit(struct k3_bench_raw *r, uint32_t slot)
         s = &r->span[r->at_span];
         r->at_bytes = s->first;
     }
-    io_uring_prep_read(sqe, s->fd, r->memory.base + (uint64_t)slot * r->o.block_bytes, r->o.block_bytes, r->at_bytes);
-    io_uring_sqe_set_data64(sqe, slot);
+    if (r->to_bytes + r->o.block_bytes > r->memory.len_bytes)
+        r->to_bytes = 0;
+    io_uring_prep_read(sqe, s->fd, r->memory.base + r->to_bytes, r->o.block_bytes, r->at_bytes);
     r->at_bytes += r->o.block_bytes;
+    r->to_bytes += r->o.block_bytes;
 }
 
 int k3_bench_raw_run(struct k3_bench_raw *r, double seconds, double *bytes_per_s, struct k3_err *err)
@@ -147,7 +150,7 @@ int k3_bench_raw_run(struct k3_bench_raw *r, double seconds, double *bytes_per_s
     int rc = 0;
 
     for (; in_flight < r->o.depth; in_flight++)
-        submit(r, in_flight);
+        submit(r);
     while (in_flight > 0) {
         struct io_uring_cqe *cqe;
         unsigned head, n = 0;
@@ -156,15 +159,13 @@ int k3_bench_raw_run(struct k3_bench_raw *r, double seconds, double *bytes_per_s
         if (got < 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY)
             return k3_fail(err, got, "io_uring: %s", strerror(-got));
         io_uring_for_each_cqe (&r->ring, head, cqe) {
-            uint32_t slot = (uint32_t)cqe->user_data;
-
             n++;
             in_flight--;
             if (cqe->res < 0 && cqe->res != -EINTR && rc == 0)
                 rc = k3_fail(err, cqe->res, "direct read of %u bytes: %s", r->o.block_bytes, strerror(-cqe->res));
             bytes += cqe->res > 0 ? (uint64_t)cqe->res : 0;
             if (rc == 0 && !k3_bench_stop && k3_now_ns() < until_ns) {
-                submit(r, slot);
+                submit(r);
                 in_flight++;
             }
         }
