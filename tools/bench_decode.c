@@ -162,6 +162,8 @@ static int decode(struct k3_decode *b, uint32_t window, struct k3_decode_window 
     w->pass_s = (double)(c1.pass_ns - c0.pass_ns) / 1e9 / n;
     w->wall_s = (double)(c1.at_ns - c0.at_ns) / 1e9 / n;
     w->arithmetic_s = (double)(c1.arithmetic_ns - c0.arithmetic_ns) / 1e9 / n;
+    w->trunk_wait_s = (double)(c1.trunk_wait_ns - c0.trunk_wait_ns) / 1e9 / n;
+    w->expert_wait_s = (double)(c1.expert_wait_ns - c0.expert_wait_ns) / 1e9 / n;
     w->bytes = (double)(c1.trunk_bytes - c0.trunk_bytes + c1.expert_bytes - c0.expert_bytes) / n;
     w->limit_s = w->bytes / w->raw > w->arithmetic_s ? w->bytes / w->raw : w->arithmetic_s;
     return rc;
@@ -171,7 +173,7 @@ static int decode(struct k3_decode *b, uint32_t window, struct k3_decode_window 
 
 static void report(const struct k3_decode *b, const struct k3_decode_window *w)
 {
-    double share[64], raw[64], pass[64], arithmetic[64], reading[64], bytes[64];
+    double share[64], raw[64], pass[64], arithmetic[64], reading[64], bytes[64], trunk[64], expert[64];
     char spread[64];
 
     for (uint32_t i = 0; i < b->pairs; i++) {
@@ -181,6 +183,8 @@ static void report(const struct k3_decode *b, const struct k3_decode_window *w)
         arithmetic[i] = w[i].arithmetic_s;
         reading[i] = w[i].bytes / w[i].raw;
         bytes[i] = w[i].bytes;
+        trunk[i] = w[i].trunk_wait_s;
+        expert[i] = w[i].expert_wait_s;
     }
     printf("%u sequences, %" PRIu64 " bytes pinned of %" PRIu64 ", pins %s, cache %.2f GB\n", b->sequences,
            b->pinned_bytes, b->all_bytes, b->setup.pins ? b->setup.pins : "spread",
@@ -190,15 +194,17 @@ static void report(const struct k3_decode *b, const struct k3_decode_window *w)
            b->setup.rate.depth, b->setup.rate.block_bytes >> 10);
     printf("%-28s %8.3f s\n", "reading alone (bytes / raw)", k3_bench_median(reading, b->pairs));
     printf("%-28s %8.3f s\n", "arithmetic", k3_bench_median(arithmetic, b->pairs));
+    printf("%-28s %8.3f s\n", "waiting for the trunk", k3_bench_median(trunk, b->pairs));
+    printf("%-28s %8.3f s\n", "waiting for experts", k3_bench_median(expert, b->pairs));
     printf("%-28s %8.3f s     %s of the larger\n", "a pass", k3_bench_median(pass, b->pairs),
            k3_bench_spread(share, b->pairs, spread));
     printf("median (least to greatest) of %u alternating windows of %u passes\n", b->pairs, b->tokens - 1);
     if (!b->tsv)
         return;
-    printf("window\traw_bytes_per_s\tbytes\tpass_s\twall_s\tarithmetic_s\n");
+    printf("window\traw_bytes_per_s\tbytes\tpass_s\twall_s\tarithmetic_s\ttrunk_wait_s\texpert_wait_s\n");
     for (uint32_t i = 0; i < b->pairs; i++)
-        printf("%u\t%.0f\t%.0f\t%.6f\t%.6f\t%.6f\n", i + 1, w[i].raw, w[i].bytes, w[i].pass_s, w[i].wall_s,
-               w[i].arithmetic_s);
+        printf("%u\t%.0f\t%.0f\t%.6f\t%.6f\t%.6f\t%.6f\t%.6f\n", i + 1, w[i].raw, w[i].bytes, w[i].pass_s, w[i].wall_s,
+               w[i].arithmetic_s, w[i].trunk_wait_s, w[i].expert_wait_s);
 }
 
 static int windows(struct k3_decode *b, struct k3_decode_window *w, struct k3_err *err)
@@ -223,7 +229,7 @@ static int windows(struct k3_decode *b, struct k3_decode_window *w, struct k3_er
 static int start_computed(struct k3_decode *b, struct k3_err *err)
 {
     struct k3_bench_setup *s = &b->setup;
-    char layers[16], sequences[16], ctx[16], threads[16], rows[16];
+    char layers[16], sequences[16], ctx[16], threads[16], rows[16], prefetch[16];
     const char *argv[2 * sizeof(s->trunk_devices.item) / sizeof(char *) + 16];
     size_t n = 0;
 
@@ -231,12 +237,15 @@ static int start_computed(struct k3_decode *b, struct k3_err *err)
     snprintf(sequences, sizeof(sequences), "%u", b->sequences);
     snprintf(ctx, sizeof(ctx), "%u", PROMPT + b->tokens);
     snprintf(threads, sizeof(threads), "%u", b->threads);
+    snprintf(prefetch, sizeof(prefetch), "%u", b->prefetch);
     snprintf(rows, sizeof(rows), "%u", b->sequences * PROMPT < 64 ? 64 : b->sequences * PROMPT);
     argv[n++] = "--model", argv[n++] = s->model_dir, argv[n++] = "--layers", argv[n++] = layers;
     argv[n++] = "--sequences", argv[n++] = sequences, argv[n++] = "--ctx", argv[n++] = ctx;
     argv[n++] = "--batch-rows", argv[n++] = rows;
     if (b->threads)
         argv[n++] = "--threads", argv[n++] = threads;
+    if (b->prefetch)
+        argv[n++] = "--prefetch", argv[n++] = prefetch;
     n = k3_bench_devices(argv, n, &s->trunk_devices);
     argv[n] = NULL;
     return k3_bench_family_start(&s->family, "k3-computed", argv, err);

@@ -6,7 +6,7 @@
 
 struct k3_decode {
     struct k3_bench_setup setup;
-    uint32_t pairs, sequences, tokens, threads;
+    uint32_t pairs, sequences, tokens, threads, prefetch;
     double seconds;
     bool tsv;
 
@@ -18,6 +18,7 @@ struct k3_decode {
 struct k3_decode_window {
     double raw;                            /* bytes per second, just before */
     double pass_s, wall_s, arithmetic_s;   /* of one pass */
+    double trunk_wait_s, expert_wait_s;    /* of the pass that are not arithmetic */
     double bytes;                          /* read by one pass, of trunk and experts */
     double limit_s;                        /* max(bytes / raw, arithmetic) */
 };
@@ -34,6 +35,7 @@ int k3_decode_measure(struct k3_decode *d, struct k3_decode_window *w, struct k3
     { "policy", K3_OPT_STRING, &(d)->setup.policy, "NAME", "whom the expert cache evicts", 0, 0 },                          \
     { "sequences", K3_OPT_U32, &(d)->sequences, "N", "sequences in each pass (default 1)", 1, 256 },                        \
     { "tokens", K3_OPT_U32, &(d)->tokens, "N", "tokens of each sequence in a window (default 4)", 2, 10000 },               \
-    { "threads", K3_OPT_U32, &(d)->threads, "N", "threads of a pass (default: the CPUs allowed)", 1, 1024 }
+    { "threads", K3_OPT_U32, &(d)->threads, "N", "threads of a pass (default: the CPUs allowed)", 1, 1024 },              \
+    { "prefetch", K3_OPT_U32, &(d)->prefetch, "N", "guesses of each row that are read a layer early (default: none)", 1, 65535 }
 
 #endif
