@@ -412,3 +412,8 @@ int k3_device_of(const char *path, const char *sysfs, struct k3_device *out, str
     k3_device_read(st.st_dev, (uint64_t)fs.f_type, source, sysfs, out);
     return 0;
 }
+
+bool k3_device_same_drive(const struct k3_device *a, const struct k3_device *b)
+{
+    return a->dev == b->dev || (a->disk[0] && strcmp(a->disk, b->disk) == 0);
+}

@@ -32,6 +32,9 @@ int k3_device_of(const char *path, const char *sysfs, struct k3_device *out, str
 void k3_device_read(dev_t dev, uint64_t fs_magic, const char *source, const char *sysfs,
                     struct k3_device *out);
 
+/* Whether reads of the two wait for each other: partitions of one drive do. */
+bool k3_device_same_drive(const struct k3_device *a, const struct k3_device *b);
+
 /* The source of the mount `mount_id` in the text of a /proc/PID/mountinfo, with its escapes
  * resolved.  False when there is no such line; out is "" then. */
 bool k3_mount_source(const char *mountinfo, uint64_t mount_id, char *out, size_t out_bytes);

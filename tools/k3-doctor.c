@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "io/device.h"
 #include "ipc/daemon.h"
 #include "ipc/parse.h"
 #include "k3-computed/team.h"
@@ -77,11 +77,13 @@ static int open_model(const struct cmdline *c, const char **dirs, size_t n, stru
     return k3_model_open(m, &mo, err);
 }
 
-static bool same_device(const char *a, const char *b)
+static bool same_drive(const char *a, const char *b)
 {
-    struct stat x, y;
+    struct k3_err ignored = K3_ERR_INIT;
+    struct k3_device x, y;
 
-    return stat(a, &x) != 0 || stat(b, &y) != 0 || x.st_dev == y.st_dev;
+    return k3_device_of(a, NULL, &x, &ignored) < 0 || k3_device_of(b, NULL, &y, &ignored) < 0 ||
+           k3_device_same_drive(&x, &y);
 }
 
 /* auto where it fits, else the floor; false when there is none. */
@@ -120,7 +122,7 @@ static void advise(struct k3_doctor *d, const struct cmdline *c, const struct k3
     k3_memory_shm(c->shm, &mc.shm_bytes, &size);
     o.split = n > 1;
     for (size_t i = 1; i < n; i++)
-        o.split = o.split && !same_device(dirs[0], dirs[i]);
+        o.split = o.split && !same_drive(dirs[0], dirs[i]);
     if (!choose(&p, m, &o, &mc, how, sizeof(how), &err)) {
         k3_doctor_say(d, K3_FOUND_BAD, "plan", "%s", err.text);
         return;

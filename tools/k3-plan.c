@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "io/device.h"
 #include "ipc/parse.h"
 #include "k3-computed/team.h"
 #include "k3-computed/engine.h"
@@ -180,26 +180,25 @@ static int open_model(struct cmdline *c, struct k3_model **m, struct k3_err *err
     return k3_model_open(m, &mo, err);
 }
 
-/* Trunk and experts are read at the same time when no expert directory lies on the trunk's device. */
+/* Trunk and experts are read at the same time when no expert directory lies on the trunk's drive. */
 static int find_split(struct cmdline *c, struct k3_err *err)
 {
     const char *trunk = c->trunk_device ? c->trunk_device : c->model;
     const char *const *experts = c->expert_devices.n ? c->expert_devices.item : &c->model;
     size_t n = c->expert_devices.n ? c->expert_devices.n : 1;
-    struct stat a, b;
+    struct k3_device a, b;
+    int rc;
 
     if (!trunk || (!c->trunk_device && !c->expert_devices.n))
         return 0;
-    if (stat(trunk, &a) != 0)
-        return k3_refuse(err, -errno, "device directory %s: %s", trunk, strerror(errno));
+    rc = k3_device_of(trunk, NULL, &a, err);
     c->plan.split = true;
-    for (size_t i = 0; i < n; i++) {
-        if (stat(experts[i], &b) != 0)
-            return k3_refuse(err, -errno, "device directory %s: %s", experts[i], strerror(errno));
-        if (a.st_dev == b.st_dev)
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        rc = k3_device_of(experts[i], NULL, &b, err);
+        if (rc == 0 && k3_device_same_drive(&a, &b))
             c->plan.split = false;
     }
-    return 0;
+    return rc;
 }
 
 static int measure(const struct cmdline *c, struct k3_plan_device dev[2], struct k3_err *err)

@@ -140,10 +140,13 @@ machine() { # machine MB
     nothing_left "$INSTANCE"
 }
 
-@test "dry run: the plan and the commands, with the budgets of the plan; nothing is reserved" {
+@test "dry run: the plan and nothing else; the commands have its budgets; nothing is reserved" {
     run_ up --dry-run --model "$BIG" --memory 1500M >"$BATS_TEST_TMPDIR/out"
     cat "$BATS_TEST_TMPDIR/out"
     grep -q '^  trunk pinned ' "$BATS_TEST_TMPDIR/out"
+    [ -z "$(grep 'k3-trunkd --' "$BATS_TEST_TMPDIR/out")" ]
+    run_ up --commands --model "$BIG" --memory 1500M >"$BATS_TEST_TMPDIR/out"
+    cat "$BATS_TEST_TMPDIR/out"
     grep -qE 'k3-trunkd .*--trunk-gb [0-9.]+ .*--shared-drive' "$BATS_TEST_TMPDIR/out"
     grep -qE 'k3-expertd .*--cache-gb [0-9.]+' "$BATS_TEST_TMPDIR/out"
     grep -qE 'k3-computed .*--batch-rows [0-9]+ .*--requests-mb [0-9]+' "$BATS_TEST_TMPDIR/out"
@@ -151,13 +154,13 @@ machine() { # machine MB
 }
 
 @test "what the options of k3-run become for the daemons" {
-    run_ up --dry-run --model "$BIG" --trunk-device "$BIG" --verify off --numa-trunk 0 --numa-expert 1 --numa-compute 2 \
+    run_ up --commands --model "$BIG" --trunk-device "$BIG" --verify off --numa-trunk 0 --numa-expert 1 --numa-compute 2 \
         --memory-from memfd --memory 1G >"$BATS_TEST_TMPDIR/out"
     cat "$BATS_TEST_TMPDIR/out"
     grep -qE "k3-trunkd .*--device $BIG .*--verify off --memory-from memfd --numa-node 0" "$BATS_TEST_TMPDIR/out"
     grep -qE "k3-expertd .*--verify off --memory-from memfd --numa-node 1" "$BATS_TEST_TMPDIR/out"
     grep -qE "k3-computed .*--device $BIG .*--numa-node 2" "$BATS_TEST_TMPDIR/out"
-    run_ up --dry-run --hugetlb | grep -qE 'k3-trunkd .*--memory-from hugetlb'
+    run_ up --commands --hugetlb | grep -qE 'k3-trunkd .*--memory-from hugetlb'
     refused 'two different ways' run_ up --hugetlb --memory-from shm
 }
 

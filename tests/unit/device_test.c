@@ -48,11 +48,13 @@ static void whole_drive_and_partition(void **state)
     other_fs = read_as("two-nodes", 259, 2, XFS);
     assert_string_equal(other_fs.fs, "xfs");
     assert_string_not_equal(other_fs.key, part.key);
+    assert_true(k3_device_same_drive(&disk, &part) && k3_device_same_drive(&part, &other_fs));
 }
 
 static void the_second_node(void **state)
 {
     struct k3_device a = read_as("two-nodes", 259, 4, EXT4), b = read_as("two-nodes", 259, 5, EXT4);
+    struct k3_device first = read_as("two-nodes", 259, 0, EXT4);
 
     (void)state;
     assert_string_equal(a.disk, "nvme1n1");
@@ -61,6 +63,7 @@ static void the_second_node(void **state)
     /* Their names are longer than a key and differ only at the end. */
     assert_int_equal(strlen(a.key), sizeof(a.key) - 1);
     assert_string_not_equal(a.key, b.key);
+    assert_false(k3_device_same_drive(&a, &b) || k3_device_same_drive(&first, &a));
 }
 
 static void mapped_drives(void **state)
