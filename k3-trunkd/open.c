@@ -7,6 +7,7 @@
 
 #include "ipc/mem_info.h"
 #include "k3-trunkd/trunkd.h"
+#include "model/pack.h"
 
 const struct k3_stat_def k3_trunkd_stats[K3_TS_N] = {
     [K3_TS_READ_BYTES] = { "read_bytes", "bytes", "read from the weight files", K3_COUNTER },
@@ -111,11 +112,13 @@ static int open_model(struct k3_trunkd *d, struct k3_err *err)
 {
     const char *dirs[K3_MODEL_DIRS];
     struct k3_model_opts mo = { .n_layers = d->opt.n_layers };
+    int rc;
 
     if (d->model)
         return 0;
     k3_model_dirs(&mo, dirs, d->opt.model, &d->opt.devices);
-    return k3_model_open(&d->model, &mo, err);
+    rc = k3_model_open(&d->model, &mo, err);
+    return rc < 0 ? rc : k3_pack_check_source(d->model, &mo, err);
 }
 
 static int open_layout(struct k3_trunkd *d, struct k3_err *err)

@@ -77,20 +77,18 @@ void k3_pack_seal(struct k3_pack_header *h, const struct k3_pack_entry *table)
 
 /* ---- redirection ---- */
 
-#define REMEDY "; pack it anew (remove it, then k3-pack), or leave this directory out"
-
 static int check_header(const struct k3_pack_header *h, const char *path, uint64_t file_bytes, struct k3_err *err)
 {
     if (memcmp(h->magic, K3_PACK_MAGIC, sizeof(h->magic)))
-        return k3_refuse(err, -EINVAL, "%s is not a packed trunk" REMEDY, path);
+        return k3_refuse(err, -EINVAL, "%s is not a packed trunk" K3_PACK_REMEDY, path);
     if (h->version != K3_PACK_VERSION)
-        return k3_refuse(err, -EINVAL, "%s has version %u, must be %u" REMEDY, path, h->version, K3_PACK_VERSION);
+        return k3_refuse(err, -EINVAL, "%s has version %u, must be %u" K3_PACK_REMEDY, path, h->version, K3_PACK_VERSION);
     if (h->header_crc != k3_crc32c(0, h, offsetof(struct k3_pack_header, header_crc)) ||
         h->n_entries > K3_PACK_ENTRIES_MAX || h->data_off_bytes % K3_PAGE_BYTES || h->data_off_bytes > h->file_bytes ||
         h->data_off_bytes < sizeof(*h) + (uint64_t)h->n_entries * sizeof(struct k3_pack_entry))
-        return k3_refuse(err, -EBADMSG, "%s has a damaged header" REMEDY, path);
+        return k3_refuse(err, -EBADMSG, "%s has a damaged header" K3_PACK_REMEDY, path);
     if (h->file_bytes != file_bytes)
-        return k3_refuse(err, -ENODATA, "%s has %" PRIu64 " bytes, must have %" PRIu64 " (truncated?)" REMEDY, path,
+        return k3_refuse(err, -ENODATA, "%s has %" PRIu64 " bytes, must have %" PRIu64 " (truncated?)" K3_PACK_REMEDY, path,
                          file_bytes, h->file_bytes);
     return 0;
 }
@@ -114,10 +112,10 @@ static int next_entry(struct walk *w, const struct k3_model *m, const struct k3_
     e = &w->table[w->at];
     if (w->at == w->h->n_entries || e->kind != want->kind || e->role != want->role || e->layer != want->layer ||
         e->row != want->row || e->len_bytes != want->len_bytes)
-        return k3_refuse(err, -EBADMSG, "%s: entry %zu of its table is not what this model has there" REMEDY, w->path, w->at);
+        return k3_refuse(err, -EBADMSG, "%s: entry %zu of its table is not what this model has there" K3_PACK_REMEDY, w->path, w->at);
     if (e->off_bytes < w->end_bytes || e->len_bytes > w->h->file_bytes || e->off_bytes > w->h->file_bytes - e->len_bytes ||
         (follows ? e->off_bytes != w->end_bytes : e->off_bytes % K3_PACK_ALIGN != 0))
-        return k3_refuse(err, -EBADMSG, "%s: entry %zu of its table lies at %" PRIu64 ", where it cannot be" REMEDY, w->path,
+        return k3_refuse(err, -EBADMSG, "%s: entry %zu of its table lies at %" PRIu64 ", where it cannot be" K3_PACK_REMEDY, w->path,
                          w->at, e->off_bytes);
     w->end_bytes = e->off_bytes + e->len_bytes;
     w->at++;
@@ -167,7 +165,7 @@ int k3_pack_apply(struct k3_model *m, const char *path, const void *head, size_t
     int rc;
 
     if (head_bytes < sizeof(h))
-        return k3_refuse(err, -EINVAL, "%s has %zu bytes, too few for a packed trunk" REMEDY, path, head_bytes);
+        return k3_refuse(err, -EINVAL, "%s has %zu bytes, too few for a packed trunk" K3_PACK_REMEDY, path, head_bytes);
     memcpy(&h, head, sizeof(h));
     if ((rc = check_header(&h, path, file_bytes, err)) < 0)
         return rc;
@@ -175,12 +173,12 @@ int k3_pack_apply(struct k3_model *m, const char *path, const void *head, size_t
     w.end_bytes = h.data_off_bytes;
     if (head_bytes < sizeof(h) + (size_t)h.n_entries * sizeof(*w.table) ||
         h.table_crc != k3_crc32c(0, w.table, (size_t)h.n_entries * sizeof(*w.table)))
-        return k3_refuse(err, -EBADMSG, "%s has a damaged table" REMEDY, path);
+        return k3_refuse(err, -EBADMSG, "%s has a damaged table" K3_PACK_REMEDY, path);
     if (h.n_layers < m->cfg.n_layers)
-        return k3_refuse(err, -ESTALE, "%s has %u layers, %u are to run" REMEDY, path, h.n_layers, m->cfg.n_layers);
+        return k3_refuse(err, -ESTALE, "%s has %u layers, %u are to run" K3_PACK_REMEDY, path, h.n_layers, m->cfg.n_layers);
     if (memcmp(h.digest, digest, sizeof(h.digest)) || h.n_layers > m->cfg.n_layers_model)
         return k3_refuse(err, -ESTALE, "%s is of another model (digest %02x%02x%02x%02x..., this one has %02x%02x%02x%02x...)"
-                         REMEDY, path, h.digest[0], h.digest[1], h.digest[2], h.digest[3], digest[0], digest[1], digest[2],
+                         K3_PACK_REMEDY, path, h.digest[0], h.digest[1], h.digest[2], h.digest[3], digest[0], digest[1], digest[2],
                          digest[3]);
     if (m->n_files >= UINT16_MAX)
         return k3_refuse(err, -E2BIG, "more than %u files in use", UINT16_MAX - 1u);

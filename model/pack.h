@@ -55,7 +55,23 @@ void k3_pack_seal(struct k3_pack_header *h, const struct k3_pack_entry *table);
  * device that has nothing but a half-written one.  The digest of m stays.  Called by k3_model_open(). */
 int k3_pack_find(struct k3_model *m, const struct k3_model_opts *opts, struct k3_err *err);
 
-/* The same for header and table in memory (head_bytes of them) of a file of file_bytes.  digest: what the checkpoint has
+/* ---- pack_source.c: whether a packed trunk has the bytes of this model; the digest knows only names and sizes ---- */
+
+struct k3_sums;
+#define K3_PACK_REMEDY "; pack it anew (remove it, then k3-pack), or leave this directory out"
+
+/* Reads from the shards one piece and one resident tensor of every role, in the middle of those that `have` marks (NULL:
+ * all), and compares: at most 8 MiB each.  crc, have: by entry of the table.  0: equal; 1: entry *differs is not; else an
+ * error of reading. */
+int k3_pack_sample(const struct k3_model *shards, const uint32_t *crc, const uint8_t *have, size_t *differs, struct k3_err *err);
+/* m: opened with opts, its trunk packed (else 0).  Refused (exit 2): it differs from the shards.  0 also where these are not there. */
+int k3_pack_check_source(const struct k3_model *m, const struct k3_model_opts *opts, struct k3_err *err);
+/* The same against the sums of the checkpoint, every entry. */
+int k3_pack_check_sums(const struct k3_model *m, const struct k3_sums *sums, struct k3_err *err);
+
+/* ---- pack.c ---- */
+
+/* k3_pack_find() for header and table in memory (head_bytes of them) of a file of file_bytes.  digest: what the checkpoint has
  * with the header's number of layers. */
 int k3_pack_apply(struct k3_model *m, const char *path, const void *head, size_t head_bytes, uint64_t file_bytes,
                   const uint8_t digest[32], struct k3_err *err);

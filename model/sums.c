@@ -213,7 +213,7 @@ struct parser {
 
 static int damaged(const struct parser *p, struct k3_err *err, const char *what)
 {
-    return k3_refuse(err, -EBADMSG, "%s line %" PRIu64 ": %s; make it anew (k3ctl verify --make), or remove it", p->path,
+    return k3_refuse(err, -EBADMSG, "%s line %" PRIu64 ": %s; make it anew (k3ctl verify --make --replace), or remove it", p->path,
                      p->n_lines + 1, what);
 }
 
@@ -410,7 +410,7 @@ static int check_digest(const struct parser *p, const uint8_t digest[32], struct
     char theirs[17], ours[17];
 
     if (p->n_layers < p->m->cfg.n_layers)
-        return k3_refuse(err, -ESTALE, "%s covers %u layers, %u are to run: make it anew (k3ctl verify --make), or remove it",
+        return k3_refuse(err, -ESTALE, "%s covers %u layers, %u are to run: make it anew (k3ctl verify --make --replace), or remove it",
                          p->path, p->n_layers, p->m->cfg.n_layers);
     if (!memcmp(p->digest, digest, sizeof(p->digest)))
         return 0;
@@ -419,7 +419,7 @@ static int check_digest(const struct parser *p, const uint8_t digest[32], struct
         sprintf(ours + 2 * i, "%02x", digest[i]);
     }
     return k3_refuse(err, -ESTALE,
-                     "%s is of another model (digest %s..., this one has %s...): make it anew (k3ctl verify --make), or "
+                     "%s is of another model (digest %s..., this one has %s...): make it anew (k3ctl verify --make --replace), or "
                      "remove it", p->path, theirs, ours);
 }
 

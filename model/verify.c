@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/pack.h"
+
 int k3_verify_open(struct k3_verify *v, const struct k3_model *m, const struct k3_model_opts *opts, unsigned want, size_t n,
                    const char *how, struct k3_err *err)
 {
@@ -14,13 +16,15 @@ int k3_verify_open(struct k3_verify *v, const struct k3_model *m, const struct k
     if (how && strcmp(how, "off") == 0)
         return 0;
     rc = k3_sums_open(&v->sums, m, opts, want, &open_err);
+    if (rc == 0 && want == K3_SUMS_TRUNK)
+        rc = k3_pack_check_sums(m, v->sums, &open_err);
     if (rc == -ENOENT && want == K3_SUMS_TRUNK && m->pack_crc)
         rc = k3_sums_of_pack(&v->sums, m, &open_err);
     if (rc == -ENOENT && !how)
         return 0;
     if (rc == -ENOENT)
         return k3_refuse(err, rc, "--verify %s: %s/" K3_SUMS_NAME " is not there: make it (k3ctl verify --model %s --make), "
-                         "or --verify off", how, opts->dirs[0], opts->dirs[0]);
+                         "or leave --verify out: then what has sums is compared", how, opts->dirs[0], opts->dirs[0]);
     if (rc < 0) {
         if (err)
             *err = open_err;

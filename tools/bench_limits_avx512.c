@@ -29,11 +29,14 @@ float k3_bench_fma_avx512(uint64_t rounds, uint64_t *flop)
     __m512 acc[CHAINS], x = _mm512_set1_ps(0.999f), y = _mm512_set1_ps(0.001f);
     float out[sizeof(__m512) / sizeof(float)], sum = 0;
 
+#pragma GCC unroll 16
     for (int i = 0; i < CHAINS; i++)
         acc[i] = _mm512_set1_ps((float)i);
     for (uint64_t r = 0; r < rounds; r++)
+#pragma GCC unroll 16 /* else the chains lie in memory and not in registers */
         for (int i = 0; i < CHAINS; i++)
             acc[i] = _mm512_fmadd_ps(acc[i], x, y);
+#pragma GCC unroll 16
     for (int i = 0; i < CHAINS; i++) {
         _mm512_storeu_ps(out, acc[i]);
         for (size_t l = 0; l < sizeof(out) / sizeof(*out); l++)

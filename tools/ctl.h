@@ -20,7 +20,7 @@ struct k3_ctl_opt {
     double timeout_s; /* wait */
     const char *model;  /* verify */
     uint32_t n_layers;  /* verify; 0 = all, or those of the instance */
-    bool make;          /* verify */
+    bool make, replace; /* verify */
     struct k3_str_list words; /* the command and what follows it */
 };
 

@@ -203,7 +203,7 @@ static int finish(struct verify *v, const char *dir, const char *path, struct k3
     return 0;
 }
 
-static int make(struct verify *v, const char *dir, struct k3_err *err)
+static int make(struct verify *v, const char *dir, bool replace, struct k3_err *err)
 {
     char *path = NULL, *part = NULL;
     size_t first = 0;
@@ -214,6 +214,11 @@ static int make(struct verify *v, const char *dir, struct k3_err *err)
         goto out;
     }
     v->path = part;
+    if (!replace && access(path, F_OK) == 0) { /* of a damaged file it would make right ones */
+        rc = k3_refuse(err, -EEXIST, "%s is there already; \"k3ctl verify --model %s\" compares with it; --replace makes it anew "
+                       "from the files as they are, damaged ones too", path, dir);
+        goto out;
+    }
     fd = open(part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
     if (fd < 0) {
         rc = k3_refuse(err, -errno, "%s cannot be written: %s", part, strerror(errno));
@@ -256,6 +261,8 @@ int k3_ctl_verify(const struct k3_ctl_opt *o, struct k3_err *err)
     struct verify v = { .out = NULL };
     int rc = 0;
 
+    if (o->replace && !o->make)
+        return k3_refuse(err, -EINVAL, "--replace goes with verify --make");
     if (!dir) {
         uint32_t n_layers;
 
@@ -268,7 +275,7 @@ int k3_ctl_verify(const struct k3_ctl_opt *o, struct k3_err *err)
     }
     rc = k3_model_open(&v.m, &mo, err);
     if (rc == 0)
-        rc = o->make ? make(&v, dir, err) : check(&v, &mo, err);
+        rc = o->make ? make(&v, dir, o->replace, err) : check(&v, &mo, err);
     k3_sums_free(v.sums);
     k3_model_close(v.m);
     return rc;

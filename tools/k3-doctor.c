@@ -214,12 +214,13 @@ static int examine(struct k3_doctor *d, const struct cmdline *c, struct k3_err *
 int main(int argc, char **argv)
 {
     struct cmdline c = { .ctx = 4096, .sequences = 1, .shm = "/dev/shm" };
-    struct k3_doctor d = { .report = cJSON_CreateObject() };
+    struct k3_doctor d = { .report = NULL };
     struct k3_err err = K3_ERR_INIT;
     int rc;
 
     if (parse(&c, argc, argv, &rc))
         return rc;
+    d.report = cJSON_CreateObject();
     d.checks = cJSON_AddArrayToObject(d.report, "checks");
     cJSON_AddStringToObject(d.report, "version", K3_VERSION);
     rc = examine(&d, &c, &err);

@@ -10,6 +10,7 @@
 #include "ipc/parse.h"
 #include "k3-computed/team.h"
 #include "k3-computed/engine.h"
+#include "k3-expertd/policy.h"
 #include "shm/segment.h"
 #include "tools/plan.h"
 
@@ -20,7 +21,7 @@ struct cmdline {
     const char *policy, *kernels, *verify, *io_depth, *io_block, *numa_trunk, *numa_expert, *numa_compute;
     struct k3_str_list expert_devices;
     struct k3_plan_opts plan;
-    uint32_t layers, reserve_fd;
+    uint32_t layers, reserve_fd, prefetch;
     double rate;
     bool force_threads, hugetlb, list, table, shell, released;
 };
@@ -43,7 +44,7 @@ static bool parse(struct cmdline *c, int argc, char **argv, int *status)
         { "threads", K3_OPT_U32, &o->threads, "N", "threads of a pass (default: the CPUs allowed)", 1, 1024 },
         { "layers", K3_OPT_U32, &c->layers, "N", "only the first N layers", 1, K3_MAX_LAYERS },
         { "trunk-device", K3_OPT_STRING, &c->trunk_device, "DIR", "the trunk's shards are read here" },
-        { "expert-device", K3_OPT_LIST, &c->expert_devices, "DIR", "directory with shards of experts (repeatable)" },
+        { "expert-device", K3_OPT_LIST, &c->expert_devices, "DIR", "directory with shards of experts" },
         { "memory-from", K3_OPT_STRING, &c->memory_from, "HOW",
           "shm, memfd or hugetlb (default: shm, memfd where /dev/shm is too small)" },
         { "hugetlb", K3_OPT_FLAG, &c->hugetlb, NULL, "the same as --memory-from hugetlb" },
@@ -58,6 +59,7 @@ static bool parse(struct cmdline *c, int argc, char **argv, int *status)
         /* What k3-run takes and no plan needs, so that its options can be given as they are. */
         { "force-threads", K3_OPT_FLAG, &c->force_threads, NULL, "as k3-run takes it; so are the following" },
         { "policy", K3_OPT_STRING, &c->policy, "NAME", "no part of the plan" },
+        { "prefetch", K3_OPT_U32, &c->prefetch, "N", "no part of the plan", 0, 65535 },
         { "kernels", K3_OPT_STRING, &c->kernels, "NAME", "no part of the plan" },
         { "verify", K3_OPT_STRING, &c->verify, "WHEN", "no part of the plan" },
         { "io-depth", K3_OPT_STRING, &c->io_depth, "N", "no part of the plan" },
@@ -105,6 +107,10 @@ static int take_sizes(struct cmdline *c, struct k3_err *err)
         c->memory_from = "hugetlb";
     if (c->memory_from && strcmp(c->memory_from, "shm") && strcmp(c->memory_from, "memfd") && strcmp(c->memory_from, "hugetlb"))
         return k3_refuse(err, -EINVAL, "--memory-from %.64s: must be shm, memfd or hugetlb", c->memory_from);
+    if (c->policy && !k3_policy_find(c->policy))
+        return k3_refuse(err, -EINVAL, "--policy %.64s: there is no such policy; there are %s", c->policy, k3_policy_names());
+    if (c->verify && strcmp(c->verify, "off") && strcmp(c->verify, "first") && strcmp(c->verify, "always"))
+        return k3_refuse(err, -EINVAL, "--verify %.64s: must be off, first or always", c->verify);
     if (o->threads == 0)
         o->threads = k3_cpus_allowed();
     return k3_instance_check(c->instance, err);
@@ -243,6 +249,9 @@ static int plan(struct cmdline *c, const struct k3_model *m, struct k3_plan *p, 
     if (rc == 0) {
         look(c, mc);
         rc = k3_plan_make(p, m, &c->plan, mc, err);
+        if (rc == 0 && p->memfd && c->memory_from && strcmp(c->memory_from, "shm") == 0)
+            rc = k3_refuse(err, -ENOSPC, "--memory-from shm: the segments take %.3f GB, %s has %.3f GB free; what would fit: "
+                           "--memory-from memfd", (double)p->segment_bytes / 1e9, c->shm, (double)mc->shm_bytes / 1e9);
     }
     if (rc == 0 && c->reserve_fd)
         rc = k3_reserve_write(&r, p->sum_bytes, err);

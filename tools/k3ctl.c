@@ -43,7 +43,7 @@ static const struct command {
     { "log", 1, 2, k3_ctl_tell, "" },
     { "cancel", 1, 1, k3_ctl_cancel, "" },
     { "trace", 1, 2, k3_ctl_trace, "lookahead " },
-    { "verify", 0, 0, k3_ctl_verify, "model layers make " },
+    { "verify", 0, 0, k3_ctl_verify, "model layers make replace " },
 };
 
 static int usage(const char *text, const char *word)
@@ -62,7 +62,7 @@ static const char *useless_option(const struct command *c, const struct k3_ctl_o
         { "watch ", o->watch_s > 0 }, { "json ", o->json },        { "prometheus ", o->prometheus },
         { "keep ", o->keep },         { "timeout ", o->timeout_s >= 0 },
         { "model ", o->model },       { "layers ", o->n_layers },
-        { "make ", o->make },         { "lookahead ", o->lookahead },
+        { "make ", o->make }, { "replace ", o->replace },         { "lookahead ", o->lookahead },
     };
 
     for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++)
@@ -105,6 +105,7 @@ int main(int argc, char **argv)
         { "layers", K3_OPT_U32, &o.n_layers, "N", "verify: only the first N layers", 1,
           K3_MAX_LAYERS },
         { "make", K3_OPT_FLAG, &o.make, NULL, "verify: write k3.sums into the checkpoint", 0, 0 },
+        { "replace", K3_OPT_FLAG, &o.replace, NULL, "verify --make: also where there is one", 0, 0 },
         { "lookahead", K3_OPT_FLAG, &o.lookahead, NULL,
           "trace start: also what the next layer's gate picks a layer earlier", 0, 0 },
         { NULL },

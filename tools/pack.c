@@ -139,6 +139,25 @@ static bool contradicts(const struct pack *p, const struct k3_sum_item *item, ui
     return crc != *want;
 }
 
+/* Whether what an earlier run copied is of these shards: a model may have been replaced by another of the same shape. */
+static int is_of_these(const struct pack *p, const struct k3_pack_entry *old, struct k3_err *err)
+{
+    size_t n = p->h.n_entries, differs;
+    uint32_t *crc = calloc(n ? n : 1, sizeof(*crc));
+    uint8_t *have = calloc(n ? n : 1, 1);
+    int rc = crc && have ? 0 : k3_fail(err, -ENOMEM, "no memory for the state of %zu pieces", n);
+
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        crc[i] = old[i].crc;
+        have[i] = old[i].done == 1;
+    }
+    if (rc == 0)
+        rc = k3_pack_sample(p->m, crc, have, &differs, err);
+    free(crc);
+    free(have);
+    return rc < 0 ? rc : rc == 0;
+}
+
 /* What an earlier run wrote and what still has its CRC. */
 static int keep_what_is_there(struct pack *p, const struct k3_pack_entry *old, struct k3_err *err)
 {
@@ -220,6 +239,13 @@ static int begin(struct pack *p, struct k3_err *err)
     if (!p->keep)
         return k3_fail(err, -ENOMEM, "no memory for the state of %zu pieces", n_items(p));
     old = read_old(p);
+    if (old && (rc = is_of_these(p, old, err)) <= 0) {
+        free(old);
+        old = NULL;
+        if (rc < 0)
+            return rc;
+        fprintf(stderr, "k3-pack: %s has another model of the same shape: begun anew\n", p->part);
+    }
     if (old) {
         rc = keep_what_is_there(p, old, err);
         free(old);
@@ -340,7 +366,7 @@ static int finish(struct pack *p, struct k3_err *err)
 /* ---- from the beginning ---- */
 
 /* 1: a complete one of this model is there. */
-static int look(const struct pack *p, struct k3_err *err)
+static int look(struct pack *p, struct k3_err *err)
 {
     const char *dirs[2] = { p->o->model, p->o->out };
     struct k3_model_opts mo = { .dirs = dirs, .n_dirs = 2, .n_layers = p->o->n_layers };
@@ -355,21 +381,29 @@ static int look(const struct pack *p, struct k3_err *err)
     rc = k3_model_open(&m, &mo, err);
     if (rc < 0)
         return rc;
+    rc = k3_pack_check_source(m, &mo, err);
+    if (rc == 0 && p->sums)
+        rc = k3_pack_check_sums(m, p->sums, err);
     k3_model_close(m);
-    return 1;
+    return rc < 0 ? rc : 1;
+}
+
+static int open_sums(struct pack *p, const struct k3_model_opts *mo, struct k3_err *err)
+{
+    struct k3_err sums_err = K3_ERR_INIT;
+    int rc = k3_sums_open(&p->sums, p->m, mo, K3_SUMS_TRUNK, &sums_err);
+
+    if (rc == -ENOENT)
+        return 0;
+    if (rc < 0 && err)
+        *err = sums_err;
+    return rc;
 }
 
 static int pack(struct pack *p, struct k3_err *err)
 {
-    struct k3_model_opts mo = { .dirs = &p->o->model, .n_dirs = 1, .n_layers = p->o->n_layers, .no_pack = true };
-    struct k3_err sums_err = K3_ERR_INIT;
-    int rc = k3_sums_open(&p->sums, p->m, &mo, K3_SUMS_TRUNK, &sums_err);
+    int rc;
 
-    if (rc < 0 && rc != -ENOENT) {
-        if (err)
-            *err = sums_err;
-        return rc;
-    }
     if ((rc = begin(p, err)) < 0 || (rc = copy(p, err)) < 0)
         return rc;
     return finish(p, err);
@@ -386,6 +420,8 @@ int k3_pack_write(const struct k3_pack_opts *o, struct k3_pack_done *done, struc
         rc = k3_fail(err, -ENOMEM, "no memory for a file name");
     if (rc == 0)
         rc = k3_pack_plan(p.m, &p.h, &p.table, err);
+    if (rc == 0)
+        rc = open_sums(&p, &mo, err);
     if (rc == 0)
         rc = look(&p, err);
     done->was_there = rc == 1;

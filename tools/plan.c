@@ -225,7 +225,8 @@ static int fill_floor(struct k3_plan *p, const struct k3_model *m, const struct 
                       struct k3_err *err)
 {
     static const struct { uint32_t ring_mb, rows; } steps[] = { { 0, 0 }, { 128, 0 }, { 128, 16 }, { 64, 16 }, { 64, 4 },
-                                                                { 32, 1 } };
+                                                                { 32, 4 }, { 32, 1 }, { 16, 1 }, { 8, 1 }, { 4, 1 } };
+    uint64_t whole_bytes = most_trunk(p, m); /* a ring that is larger than the trunk makes nothing smaller */
     uint32_t rows = p->opts.batch_rows;
     int rc = 0;
 
@@ -233,7 +234,7 @@ static int fill_floor(struct k3_plan *p, const struct k3_model *m, const struct 
         struct k3_plan_opts *o = &p->opts;
         struct k3_plan smaller = *p;
 
-        o->ring_mb = given->ring_mb ? given->ring_mb : steps[i].ring_mb;
+        o->ring_mb = given->ring_mb ? given->ring_mb : (uint64_t)steps[i].ring_mb << 20 < whole_bytes ? steps[i].ring_mb : 0;
         o->batch_rows = given->batch_rows || steps[i].rows == 0 ? rows : steps[i].rows;
         rc = fill(p, m, least_trunk(p, m), least_cache(m), i == 0 ? err : NULL);
         if (rc < 0 && i > 0) { /* a ring smaller than two rows: what was before is the least */
@@ -242,8 +243,8 @@ static int fill_floor(struct k3_plan *p, const struct k3_model *m, const struct 
         }
         if (rc < 0 || p->sum_bytes <= limit_bytes) {
             if (rc == 0 && i > 0)
-                note(p, "so little memory: a ring of %u MiB and %u rows of a pass", (unsigned)(p->part[K3_PLAN_RING] >> 20),
-                     o->batch_rows);
+                note(p, "so little memory: a ring of %u MiB and %u row%s of a pass", (unsigned)(p->part[K3_PLAN_RING] >> 20),
+                     o->batch_rows, o->batch_rows == 1 ? "" : "s");
             return rc;
         }
     }
@@ -252,9 +253,13 @@ static int fill_floor(struct k3_plan *p, const struct k3_model *m, const struct 
 
 /* ---- words -------------------------------------------------------------------------------------------------------- */
 
+/* With a unit that fits. */
 static const char *gb(char out[32], uint64_t bytes)
 {
-    snprintf(out, 32, bytes >= 10 * MB ? "%.2f GB" : "%.4f GB", (double)bytes / 1e9);
+    if (bytes >= 1000 * MB)
+        snprintf(out, 32, "%.2f GB", (double)bytes / 1e9);
+    else
+        snprintf(out, 32, bytes >= MB ? "%.1f MB" : "%.6f MB", (double)bytes / 1e6);
     return out;
 }
 
@@ -320,14 +325,20 @@ static int refuse_floor(struct k3_plan *p, const struct k3_model *m, const struc
     struct k3_plan_opts less;
     const struct { const char *name; uint32_t *value; } halve[] = {
         { "--ctx", &less.ctx }, { "--sequences", &less.sequences }, { "--batch-rows", &less.batch_rows },
+        { "--ring-mb", &less.ring_mb },
     };
+    char ring[32] = "";
 
     for (size_t i = 0; i < sizeof(halve) / sizeof(*halve); i++) {
         uint32_t *v = halve[i].value;
 
         less = *o;
-        for (*v /= 2; *v >= 1 && !fits_with(m, less, p, limit); *v /= 2)
-            ;
+        for (*v /= 2; *v >= 1; *v /= 2) {
+            if (v == &less.ring_mb && (*v -= *v % 2) == 0) /* whole 2 MiB pages */
+                break;
+            if (fits_with(m, less, p, limit))
+                break;
+        }
         if (*v >= 1)
             add_word(words, sizeof(words), "%s %u", halve[i].name, *v);
     }
@@ -338,13 +349,16 @@ static int refuse_floor(struct k3_plan *p, const struct k3_model *m, const struc
             add_word(words, sizeof(words), "--memory %" PRIu64 "M", least >> 20);
     }
     there_is(there, sizeof(there), mc, left);
+    if (o->ring_mb)
+        snprintf(ring, sizeof(ring), "--ring-mb %u, ", o->ring_mb);
     if (o->memory_bytes != K3_PLAN_UNSET)
-        return k3_refuse(err, -ENOMEM, "--memory %s is %s less than the %s that this model needs at least with --ctx %u, "
-                         "--sequences %u and %u rows; %s%s", gb(a, limit), gb(b, p->sum_bytes - limit),
-                         gb(c, p->sum_bytes), o->ctx, o->sequences, p->opts.batch_rows,
+        return k3_refuse(err, -ENOMEM, "--memory %s is %s less than the %s that this model needs at least with %s--ctx %u, "
+                         "--sequences %u and %u row%s; %s%s", gb(a, limit), gb(b, p->sum_bytes - limit),
+                         gb(c, p->sum_bytes), ring, o->ctx, o->sequences, p->opts.batch_rows, p->opts.batch_rows == 1 ? "" : "s",
                          words[0] ? "what would fit: " : "more memory is needed", words);
-    return k3_refuse(err, -ENOMEM, "this model needs at least %s with --ctx %u, --sequences %u and %u rows, %s: %s are "
-                     "missing; %s%s", gb(a, p->sum_bytes), o->ctx, o->sequences, p->opts.batch_rows, there,
+    return k3_refuse(err, -ENOMEM, "this model needs at least %s with %s--ctx %u, --sequences %u and %u row%s, %s: %s are "
+                     "missing; %s%s", gb(a, p->sum_bytes), ring, o->ctx, o->sequences, p->opts.batch_rows,
+                     p->opts.batch_rows == 1 ? "" : "s", there,
                      gb(b, p->sum_bytes - limit), words[0] ? "what would fit: " : "more memory is needed", words);
 }
 
@@ -354,20 +368,27 @@ static int refuse_budgets(struct k3_plan *p, const struct k3_model *m, uint64_t 
 {
     const struct k3_plan_opts *o = &p->opts;
     struct k3_plan q = *p;
-    uint64_t over = p->sum_bytes - limit, spare_trunk, spare_cache;
+    uint64_t over = p->sum_bytes - limit, trunk, cache, spare_trunk, spare_cache;
     char words[256] = "", there[400], a[32], b[32];
 
-    spare_trunk = p->trunk_bytes > least_trunk(p, m) ? p->trunk_bytes - least_trunk(p, m) : 0;
-    spare_cache = p->cache_bytes > least_cache(m) ? p->cache_bytes - least_cache(m) : 0;
+    /* What is more than the model has is not taken, so nothing is saved with it. */
+    trunk = p->trunk_bytes < most_trunk(p, m) ? p->trunk_bytes : most_trunk(p, m);
+    cache = p->cache_bytes < most_cache(m) ? p->cache_bytes : most_cache(m);
+    spare_trunk = trunk > least_trunk(p, m) ? trunk - least_trunk(p, m) : 0;
+    spare_cache = cache > least_cache(m) ? cache - least_cache(m) : 0;
     over += over / 128 + 8 * MB; /* page tables, rounding */
+    if (o->memory_bytes == K3_PLAN_UNSET)
+        over += limit / 64; /* what is available changes from one moment to the next */
     if (spare_trunk >= over)
-        add_word(words, sizeof(words), "--trunk-gb %.2f", (double)((p->trunk_bytes - over) / (10 * MB)) / 100);
+        add_word(words, sizeof(words), "--trunk-gb %.2f", (double)((trunk - over) / (10 * MB)) / 100);
     if (spare_cache >= over)
-        add_word(words, sizeof(words), "--cache-gb %.2f", (double)((p->cache_bytes - over) / (10 * MB)) / 100);
-    if (!words[0] && spare_trunk + spare_cache >= over)
+        add_word(words, sizeof(words), "--cache-gb %.2f", (double)((cache - over) / (10 * MB)) / 100);
+    if (!words[0] && spare_trunk + spare_cache >= over) { /* the trunk is worth more */
+        uint64_t of_cache = over < spare_cache ? over : spare_cache;
+
         add_word(words, sizeof(words), "--trunk-gb %.2f with --cache-gb %.2f",
-                 (double)((p->trunk_bytes - (over < spare_trunk ? over : spare_trunk)) / (10 * MB) + 1) / 100,
-                 (double)((p->cache_bytes - (over < spare_trunk ? 0 : over - spare_trunk)) / (10 * MB)) / 100);
+                 (double)((trunk - (over - of_cache)) / (10 * MB)) / 100, (double)((cache - of_cache) / (10 * MB) + 1) / 100);
+    }
     if (fill_floor(&q, m, o, limit, NULL) == 0 && q.sum_bytes <= limit)
         add_word(words, sizeof(words), "%s",
                  o->memory_bytes != K3_PLAN_UNSET ? "--memory without --trunk-gb and --cache-gb" : "--preset auto");

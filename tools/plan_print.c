@@ -48,9 +48,8 @@ static void remark(char *out, size_t len, const struct k3_plan *p, enum k3_plan_
     out[0] = 0;
     switch (part) {
     case K3_PLAN_PINNED:
-        snprintf(out, len, "%.1f%% of the trunk's %.2f GB",
-                 p->trunk_total_bytes ? 100.0 * (double)p->pinned_bytes / (double)p->trunk_total_bytes : 100.0,
-                 (double)p->trunk_total_bytes / 1e9);
+        snprintf(out, len, "%.1f%% of the trunk's %.1f MB", p->trunk_total_bytes ? 100.0 * (double)p->pinned_bytes /
+                 (double)p->trunk_total_bytes : 100.0, (double)p->trunk_total_bytes / 1e6);
         break;
     case K3_PLAN_SLOTS:
         snprintf(out, len, "%s of %s experts", grouped(a, p->n_slots), grouped(b, p->n_experts));
@@ -62,7 +61,7 @@ static void remark(char *out, size_t len, const struct k3_plan *p, enum k3_plan_
         snprintf(out, len, "%s positions%s", grouped(a, o->ctx), o->sequences == 1 ? "" : " each");
         break;
     case K3_PLAN_ROWS:
-        snprintf(out, len, "%u rows of a pass", o->batch_rows);
+        snprintf(out, len, "%u row%s of a pass", o->batch_rows, o->batch_rows == 1 ? "" : "s");
         break;
     case K3_PLAN_SCRATCH:
         snprintf(out, len, "%u", o->threads);
@@ -77,10 +76,10 @@ static void remark(char *out, size_t len, const struct k3_plan *p, enum k3_plan_
 
 static void print_devices(FILE *f, const char *prefix, const struct k3_plan *p, const struct k3_plan_view *v)
 {
-    double total = (double)(p->trunk_read_bytes + p->expert_read_bytes);
+    double total = (double)(p->trunk_read_bytes + p->expert_read_bytes), unit = total < 1e9 ? 1e6 : 1e9;
 
-    fprintf(f, "%sa token reads  %.2f GB: trunk %.2f, experts %.2f (as if chosen at random)\n", prefix, total / 1e9,
-            (double)p->trunk_read_bytes / 1e9, (double)p->expert_read_bytes / 1e9);
+    fprintf(f, "%sa token reads  %.2f %s: trunk %.2f, experts %.2f (as if chosen at random)\n", prefix, total / unit,
+            unit < 1e9 ? "MB" : "GB", (double)p->trunk_read_bytes / unit, (double)p->expert_read_bytes / unit);
     if (total <= 0) {
         fprintf(f, "%slimit          none by a drive: nothing is read once all is loaded\n", prefix);
         return;

@@ -222,3 +222,41 @@ with open(sys.argv[1], "rb") as f:
     has "$ERR" "$D/config.json"
     pack 0 --help
 }
+@test "of another model of the same shape: refused by the family and not taken for complete, with sums and without" {
+    twin=$BATS_TEST_TMPDIR/twin
+    cp -r "$M" "$twin"
+    python3 - "$twin" <<'END'
+import glob, struct, sys
+for path in glob.glob(sys.argv[1] + "/*.safetensors"): # other weights: the last bit of every byte turns
+    with open(path, "r+b") as f:
+        n = 8 + struct.unpack("<Q", f.read(8))[0]
+        f.seek(n)
+        data = bytearray(f.read())
+        for i in range(0, len(data)):
+            data[i] ^= 1
+        f.seek(n)
+        f.write(data)
+END
+    pack 0 --model "$M" --out "$D"
+    cp "$D/trunk.k3pack" "$BATS_TEST_TMPDIR/good"
+    for sums in no yes; do
+        [ $sums = no ] || "$K3_BIN/k3ctl" verify --model "$twin" --make
+        refuses k3-trunkd --model "$twin" --device "$D" -- "$D/trunk.k3pack" "another model of the same shape" "pack it anew"
+        pack 2 --model "$twin" --out "$D"
+        has "$ERR" "$D/trunk.k3pack" "another model of the same shape"
+    done
+    status=0
+    up --model "$twin" --trunk-device "$D" 2>"$ERR" || status=$?
+    [ "$status" -eq 2 ]
+    # What an earlier run copied of the other model is not gone on with.
+    rm "$twin/k3.sums"
+    mv "$D/trunk.k3pack" "$D/trunk.k3pack.part"
+    pack 0 --model "$twin" --out "$D"
+    grep -q "begun anew" "$ERR"
+    ! cmp -s "$D/trunk.k3pack" "$BATS_TEST_TMPDIR/good"
+    mv "$D/trunk.k3pack" "$BATS_TEST_TMPDIR/second"
+    pack 0 --model "$twin" --out "$D"
+    cmp "$D/trunk.k3pack" "$BATS_TEST_TMPDIR/second"
+    up --model "$twin" --trunk-device "$D"
+    logits "$BATS_TEST_TMPDIR/got"
+}

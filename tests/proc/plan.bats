@@ -57,7 +57,7 @@ machine() { # machine MB
         plan "${MACHINE[@]}" --memory 64G
     refused 'takes 9[0-9]\.[0-9]+ GB, but 16.78 GB are available.*missing; what would fit: --trunk-gb 1[0-9]\.' \
         plan "${MACHINE[@]}" --trunk-gb 90
-    refused '--memory 0.54 GB is 0\.[0-9]+ GB less than the 1\.[0-9]+ GB .*what would fit: .*--memory 1[0-9]+M' \
+    refused '--memory 536.9 MB is [0-9.]+ MB less than the 1\.[0-9]+ GB .*what would fit: .*--memory 1[0-9]+M' \
         plan "${MACHINE[@]}" --memory 512M
     refused '--trunk-gb 0.1 .*give at least --trunk-gb 0\.26' plan "${MACHINE[@]}" --trunk-gb 0.1
     refused '--cache-gb 0.1: gives 5 slots.*give at least --cache-gb 0\.28' plan "${MACHINE[@]}" --cache-gb 0.1
@@ -67,7 +67,32 @@ machine() { # machine MB
     refused 'more than there is' run_ up --memory 100000G
     refused '--memory 2M|less than the' run_ up --memory 2M
     refused '--memory-from disk: must be' run_ up --memory-from disk
+    refused '--policy fifo: .*lru, lfru' run_ up --dry-run --policy fifo
+    refused '--verify maybe: must be' run_ up --dry-run --verify maybe
+    refused '--prefetch x' run_ up --dry-run --prefetch x
     nothing_left "$INSTANCE"
+}
+
+@test "what a refusal says would fit does fit" {
+    machine 16000
+    local hint try
+    for try in '--memory 8G --trunk-gb 500' '--preset max' '--trunk-gb 50 --cache-gb 50' '--memory 60M --model'" $DEMO" \
+        "--ctx 4000000 --memory 4G" "--memory 4G --ring-mb 16384"; do
+        # shellcheck disable=SC2086
+        run plan "${MACHINE[@]}" $try
+        [ "$status" -eq 2 ]
+        hint=$(sed 's/.*what would fit: //; s/, or .*//; s/ with / /' <<<"$output")
+        echo "$try: $output"
+        case $hint in
+        *--memory*) plan "${MACHINE[@]}" ${try/--memory +([0-9])[MG]/} $hint ;;
+        *) plan "${MACHINE[@]}" $try $hint ;;
+        esac
+    done
+    # to the megabyte
+    plan "${MACHINE[@]}" --model "$DEMO" --memory 60M 2>"$BATS_TEST_TMPDIR/err" || true
+    hint=$(sed 's/.*what would fit: .*--memory \([0-9]*\)M.*/\1/' "$BATS_TEST_TMPDIR/err")
+    plan "${MACHINE[@]}" --model "$DEMO" --memory "${hint}M" | grep -q '^  all together'
+    refused 'less than the' plan "${MACHINE[@]}" --model "$DEMO" --memory $((hint - 1))M
 }
 
 @test "presets: listed, overridden, and with --memory the smaller binds" {
@@ -134,7 +159,7 @@ machine() { # machine MB
     ! flock -n "$file" true
     run_ down
     nothing_left "$INSTANCE"
-    refused 'policy' run_ up --policy fifo # a failed start
+    refused 'numa-node 77' run_ up --numa-trunk 77 # a failed start
     nothing_left "$INSTANCE"
     refused 'less than the' run_ up --memory 2M
     nothing_left "$INSTANCE"

@@ -87,7 +87,7 @@ END
     verify 0 --model "$M" --layers 3
     verify 4 --model "$M"
     # of some layers, for all
-    verify 0 --model "$M" --layers 3 --make
+    verify 0 --model "$M" --layers 3 --make --replace
     refused "covers 3 layers, 8 are to run" "--make" -- --model "$M"
 }
 @test "going on where an earlier run was stopped" {
@@ -102,12 +102,12 @@ END
     head -c 4321 "$BATS_TEST_TMPDIR/whole" >"$M/k3.sums.part"
     touch -d "10 seconds ago" "$M/k3.sums.part"
     touch "$M/model-00003-of-000009.safetensors"
-    verify 0 --model "$M" --make
+    verify 0 --model "$M" --make --replace
     ! grep -q "going on" "$ERR"
     cmp "$M/k3.sums" "$BATS_TEST_TMPDIR/whole"
     # Nor from what another model or version left.
     sed '2s/model ./model x/' "$BATS_TEST_TMPDIR/whole" | head -c 4321 >"$M/k3.sums.part"
-    verify 0 --model "$M" --make
+    verify 0 --model "$M" --make --replace
     ! grep -q "going on" "$ERR"
     cmp "$M/k3.sums" "$BATS_TEST_TMPDIR/whole"
 }
@@ -119,15 +119,27 @@ END
     exec 8<&-
     verify 0 --model "$M" --make
 }
+@test "sums that are there are not made anew unasked: what is damaged would become right" {
+    verify 0 --model "$M" --make
+    cp "$M/k3.sums" "$BATS_TEST_TMPDIR/good"
+    place layers.3.self_attn.o_proj.weight
+    flip "$file" "$off"
+    refused "$M/k3.sums is there already" "--replace" -- --model "$M" --make
+    cmp "$M/k3.sums" "$BATS_TEST_TMPDIR/good"
+    verify 4 --model "$M"
+    refused "--replace goes with" -- --model "$M" --replace
+    verify 0 --model "$M" --make --replace
+    verify 0 --model "$M"
+}
 @test "no sums, sums of another model, damaged ones, not a file" {
     refused "$M/k3.sums is not there" "--make" -- --model "$M"
     verify 0 --model "$BATS_FILE_TMPDIR/other" --make
     cp "$BATS_FILE_TMPDIR/other/k3.sums" "$M/k3.sums"
     refused "$M/k3.sums" "another model" "--make" -- --model "$M"
-    verify 0 --model "$M" --make
+    verify 0 --model "$M" --make --replace
     sed -i '7s/.$/x/' "$M/k3.sums"
     refused "$M/k3.sums line 7" "--make" -- --model "$M"
-    verify 0 --model "$M" --make
+    verify 0 --model "$M" --make --replace
     sed -i '9d' "$M/k3.sums"
     refused "$M/k3.sums line 9" -- --model "$M"
     : >"$M/k3.sums"

@@ -145,7 +145,7 @@ refuses() { # refuses PROGRAM OPTION... -- PATTERN...: 2, one line
         head -c 3000 "$BATS_FILE_TMPDIR/m/k3.sums" >"$M/k3.sums"
         refuses $d --model "$M" -- "$M/k3.sums line" "k3ctl verify --make"
         rm "$M/k3.sums"
-        refuses $d --model "$M" --verify first -- "--verify first" "$M/k3.sums is not there" "--verify off"
+        refuses $d --model "$M" --verify first -- "--verify first" "$M/k3.sums is not there" "leave --verify out"
         refuses $d --model "$M" --verify always -- "--verify always" "$M/k3.sums is not there"
     done
     # off looks at nothing
