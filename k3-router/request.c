@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "ipc/daemon.h"
+#include "ipc/members.h"
 #include "ipc/msg.h"
 #include "ipc/parse.h"
 #include "shm/segment.h"
@@ -14,6 +15,7 @@
 #define SUBMIT_MS 10000    /* for the answer to a submit, which may be long */
 #define CALL_MS 2500       /* for an answer that is due at once; a late one is asked for again */
 #define POLL_MS 250        /* so that an interrupt is seen within it */
+#define LOOK_NS 1000000000 /* between two looks at members that k3-run has given up */
 #define HINT 2400          /* bytes of a command that a person is told: two paths */
 #define RETRY_NS 100000000 /* between two tries to reach computed */
 
@@ -172,6 +174,8 @@ struct run {
     bool contact;          /* somebody has answered this run */
     bool noticed;          /* the outage has had its line */
     bool gone;             /* it has said that it is shutting down */
+    bool waits;            /* computed waits for weights */
+    uint64_t looked_ns;    /* at the members that k3-run has given up */
     double from;           /* of poll */
 };
 
@@ -486,12 +490,13 @@ static void take_progress(struct run *r, const cJSON *p)
     const cJSON *waiting = cJSON_GetObjectItemCaseSensitive(p, "waiting");
     struct k3_ask_progress out = { "", "none", 0, 0, 0, 0, 0, 0, 0, 0 };
 
+    if (cJSON_IsString(waiting))
+        out.waiting = waiting->valuestring;
+    r->waits = strcmp(out.waiting, "none") != 0;
     if (!cJSON_IsObject(p) || !r->h->progress)
         return;
     if (cJSON_IsString(phase))
         out.phase = phase->valuestring;
-    if (cJSON_IsString(waiting))
-        out.waiting = waiting->valuestring;
     get_number(p, "layer", 0, 1e6, &out.layer);
     get_number(p, "layers", 0, 1e6, &out.layers);
     get_number(p, "rows", 0, 1e9, &out.rows);
@@ -542,6 +547,27 @@ static int poll_once(struct run *r, bool *unknown, struct k3_err *err)
     return rc;
 }
 
+/* k3-computed waits for a weight daemon however long it takes; for one that k3-run has given up nobody should. */
+static int look_for_failed(struct run *r, struct k3_err *err)
+{
+    static const char *const weights[] = { "k3-trunkd", "k3-expertd" };
+    uint64_t now = k3_now_ns();
+    char why[1024];
+    int code;
+
+    if (!r->waits || now - r->looked_ns < LOOK_NS)
+        return 0;
+    r->looked_ns = now;
+    for (size_t i = 0; i < sizeof(weights) / sizeof(weights[0]); i++) {
+        if (!k3_member_given_up(r->peer->rundir, weights[i], &code))
+            continue;
+        k3_member_last_error(why, sizeof(why), r->peer->rundir, weights[i]);
+        return k3_no_peer(err, -ECHILD, "%s has failed: %.800s; when that is mended: k3-run restart %s --instance %s; the answer waits",
+                          weights[i], why[0] ? why : "its log says no reason", weights[i], r->peer->instance);
+    }
+    return 0;
+}
+
 static int run(struct run *r, struct k3_err *err)
 {
     struct k3_ask *a = r->a;
@@ -555,6 +581,8 @@ static int run(struct run *r, struct k3_err *err)
         }
         if (!unknown) {
             rc = poll_once(r, &unknown, err);
+            if (rc == 0 && a->end == K3_ASK_RUNNING)
+                rc = look_for_failed(r, err);
             continue;
         }
         if (r->running)

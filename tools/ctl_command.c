@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "ipc/daemon.h"
+#include "ipc/members.h"
 #include "ipc/msg.h"
 #include "tools/ctl.h"
 
@@ -217,48 +218,6 @@ int k3_ctl_cancel(const struct k3_ctl_opt *o, struct k3_err *err)
 
 /* ---- wait ---- */
 
-/* The reason that a daemon gave last, from the log that k3-run keeps of it; "" when none. */
-static void last_error(char *out, size_t len, const struct k3_ctl_opt *o, const char *daemon)
-{
-    char path[600], line[2048], *text;
-    FILE *f;
-
-    out[0] = 0;
-    snprintf(path, sizeof(path), "%s/%s.log", o->rundir, daemon);
-    f = fopen(path, "re");
-    while (f && fgets(line, sizeof(line), f))
-        if (strncmp(line, "level=error ", 12) == 0) {
-            line[strcspn(line, "\n")] = 0;
-            text = strstr(line, " text=\"");
-            snprintf(out, len, "%.1000s", text ? text + 7 : line);
-            if (text)
-                out[strcspn(out, "\"")] = 0;
-        }
-    if (f)
-        fclose(f);
-}
-
-/* True when k3-run has given the member up; *exit_status is what it left with. */
-static bool given_up(const struct k3_ctl_opt *o, const char *daemon, int *exit_status)
-{
-    char path[600], line[512], name[32], state[16];
-    bool failed = false;
-    int code;
-    FILE *f;
-
-    snprintf(path, sizeof(path), "%s/k3-run.members", o->rundir);
-    f = fopen(path, "re");
-    while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "%31s %15s %*s %*s %d", name, state, &code) == 3 &&
-            strcmp(name, daemon) == 0 && strcmp(state, "failed") == 0) {
-            failed = true;
-            *exit_status = code;
-        }
-    if (f)
-        fclose(f);
-    return failed;
-}
-
 static bool is_ready(const struct k3_ctl_opt *o, const char *daemon, const cJSON *ping)
 {
     struct k3_err err = K3_ERR_INIT;
@@ -288,8 +247,8 @@ int k3_ctl_wait(const struct k3_ctl_opt *o, struct k3_err *err)
         rc = 0;
         waiting = names.n;
         for (uint32_t i = 0; i < names.n && rc == 0; i++) {
-            if (given_up(o, names.name[i], &code)) {
-                last_error(why, sizeof(why), o, names.name[i]);
+            if (k3_member_given_up(o->rundir, names.name[i], &code)) {
+                k3_member_last_error(why, sizeof(why), o->rundir, names.name[i]);
                 rc = k3_fail(err, -ECHILD, "%s failed: %s", names.name[i],
                              why[0] ? why : "its log says no reason");
                 err->exit_status = code > 0 ? code : K3_EXIT_FAILED;
@@ -303,7 +262,7 @@ int k3_ctl_wait(const struct k3_ctl_opt *o, struct k3_err *err)
         if (k3_now_ns() >= deadline) {
             bool alive = k3_lock_alive(o->rundir, names.name[waiting]);
 
-            last_error(why, sizeof(why), o, names.name[waiting]);
+            k3_member_last_error(why, sizeof(why), o->rundir, names.name[waiting]);
             rc = k3_no_peer(err, -ETIMEDOUT, "%s is %s after %.15g s%s%s", names.name[waiting],
                             alive ? "not ready" : "not running", o->timeout_s, why[0] ? ": " : "",
                             why);

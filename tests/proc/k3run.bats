@@ -388,3 +388,23 @@ TEXT
         refused 2 "^run/$f: unexpected \"x\"" "$ROOT/run/$f" --help x
     done
 }
+
+@test "a weight daemon that k3-run has given up: said within seconds, and the answer goes on after it is mended" {
+    dev=$BATS_TEST_TMPDIR/dev
+    mkdir "$dev"
+    cp "$DEMO"/*.safetensors "$dev"
+    k3run up --expert-device "$dev" --cache-gb 0.0003
+    want=$(router --ids 1,2,3,4,5 --max-tokens 4 --json </dev/null | jq -c .generated_ids)
+    mv "$dev" "$dev.away"
+    kill -KILL "$(pid_now expertd)"
+    within 30 grep -q '^k3-expertd *failed' "$(run_dir "$INSTANCE")/k3-run.members"
+    status=0
+    timeout $((60 * SLOW)) "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "$BATS_FILE_TMPDIR/state" --ids 1,2,3,4,5 \
+        --max-tokens 4 --json </dev/null >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- || status=$?
+    cat "$BATS_TEST_TMPDIR/err"
+    [ "$status" -eq 3 ]
+    grep -q "k3-expertd has failed: device directory $dev: .*k3-run restart k3-expertd" "$BATS_TEST_TMPDIR/err"
+    mv "$dev.away" "$dev"
+    k3run restart k3-expertd
+    [ "$(router --ids 1,2,3,4,5 --max-tokens 4 --json </dev/null | jq -c .generated_ids)" = "$want" ]
+}
