@@ -73,6 +73,21 @@ int k3_parse_size(const char *text, uint64_t *out_bytes)
     return rc;
 }
 
+const char *k3_size_text(char out[K3_SIZE_TEXT], uint64_t bytes)
+{
+    double b = (double)bytes;
+
+    if (bytes < 1000)
+        snprintf(out, K3_SIZE_TEXT, "%u byte%s", (unsigned)bytes, bytes == 1 ? "" : "s");
+    else if (b < 999.95e3)
+        snprintf(out, K3_SIZE_TEXT, "%.1f kB", b / 1e3);
+    else if (b < 999.95e6)
+        snprintf(out, K3_SIZE_TEXT, "%.1f MB", b / 1e6);
+    else
+        snprintf(out, K3_SIZE_TEXT, "%.2f GB", b / 1e9);
+    return out;
+}
+
 /* ---- option tables ---- */
 
 static size_t edit_distance(const char *a, size_t n_a, const char *b)
@@ -120,10 +135,10 @@ static const char *nearest(const struct k3_opt *table, const char *name, size_t 
 }
 
 static void help(const struct k3_opt *table, const char *program, const char *summary,
-                 bool operands)
+                 const struct k3_str_list *operands)
 {
-    printf("%s: %s\nusage: %s [options]%s\n\n", program, summary, program,
-           operands ? " [operands]" : "");
+    printf("%s: %s\nusage: %s [options]%s%s\n\n", program, summary, program, operands ? " " : "",
+           !operands ? "" : operands->name ? operands->name : "[operands]");
     for (const struct k3_opt *o = table; o->name; o++) {
         char left[64];
 
@@ -225,7 +240,8 @@ bool k3_opts_parse(const struct k3_opt *table, const char *program, const char *
 
         if (options_over || arg[0] != '-' || !arg[1]) {
             if (!operands) {
-                fprintf(stderr, "%s: unexpected operand \"%s\"; see --help\n", program, arg);
+                fprintf(stderr, "%s: unexpected operand \"%s\"; see %s --help\n", program, arg,
+                        program);
                 return true;
             }
             if (operands->n == sizeof(operands->item) / sizeof(operands->item[0])) {
@@ -240,19 +256,19 @@ bool k3_opts_parse(const struct k3_opt *table, const char *program, const char *
             continue;
         }
         if (strcmp(arg, "--help") == 0) {
-            help(table, program, summary, operands != NULL);
+            help(table, program, summary, operands);
             *status = fflush(stdout) == 0 ? K3_EXIT_OK : K3_EXIT_FAILED;
             return true;
         }
         if (strcmp(arg, "--version") == 0) {
-            printf("%s %s\n", program, K3_VERSION);
+            printf("%.*s %s\n", (int)strcspn(program, " "), program, K3_VERSION);
             *status = fflush(stdout) == 0 ? K3_EXIT_OK : K3_EXIT_FAILED;
             return true;
         }
         if (arg[1] != '-') {
             fprintf(stderr,
-                    "%s: unknown option \"%s\"; options begin with two dashes, see --help\n",
-                    program, arg);
+                    "%s: unknown option \"%s\"; options begin with two dashes, see %s --help\n",
+                    program, arg, program);
             return true;
         }
         arg += 2;
@@ -268,7 +284,8 @@ bool k3_opts_parse(const struct k3_opt *table, const char *program, const char *
                 fprintf(stderr, "%s: unknown option --%.*s; did you mean --%s?\n", program,
                         (int)len, arg, hint);
             else
-                fprintf(stderr, "%s: unknown option --%.*s; see --help\n", program, (int)len, arg);
+                fprintf(stderr, "%s: unknown option --%.*s; see %s --help\n", program, (int)len, arg,
+                        program);
             return true;
         }
         if (o->kind == K3_OPT_FLAG) {

@@ -13,6 +13,9 @@ int k3_parse_u64(const char *text, uint64_t min, uint64_t max, uint64_t *out);
 int k3_parse_double(const char *text, double min, double max, double *out); /* finite only */
 /* "8G", "512M", "64K", "123" : suffixes are powers of 1024. */
 int k3_parse_size(const char *text, uint64_t *out_bytes);
+/* The other way, for people: "1.56 GB", "43.7 MB", "4.2 kB", "512 bytes" (powers of 1000).  Returns out. */
+#define K3_SIZE_TEXT 24
+const char *k3_size_text(char out[K3_SIZE_TEXT], uint64_t bytes);
 
 enum k3_opt_kind {
     K3_OPT_FLAG,   /* bool *       --name                                  */
@@ -24,7 +27,11 @@ enum k3_opt_kind {
     K3_OPT_SIZE,   /* uint64_t *   bytes, suffix K M G                       */
     K3_OPT_GB,     /* uint64_t *   bytes, given in 10^9 bytes ("2.5")        */
 };
-struct k3_str_list { const char *item[64]; size_t n; };
+struct k3_str_list {
+    const char *item[64];
+    size_t n;
+    const char *name; /* of operands, in --help: "TRACE"; NULL: not said */
+};
 struct k3_opt {
     const char *name; /* without "--"; NULL ends the table */
     enum k3_opt_kind kind;
@@ -33,8 +40,9 @@ struct k3_opt {
     const char *help;
     double min, max;  /* numbers only; max 0 = no limit */
 };
-/* Parses argv, after filling closed standard descriptors, so: before any file is opened.  Handles --help (to stdout) and --version.  "--name value" and "--name=value".  Operands are allowed
- * only when operands is not NULL.  Returns true when the program should end now with *status (help: 0; bad usage: 2,
+/* Parses argv, after filling closed standard descriptors, so: before any file is opened.  Handles --help (to stdout) and
+ * --version.  "--name value" and "--name=value".  Operands are allowed only when operands is not NULL.  program: as it is
+ * called, "k3-bench io" for a part.  Returns true when the program should end now with *status (help: 0; bad usage: 2,
  * one line on stderr). */
 bool k3_opts_parse(const struct k3_opt *table, const char *program, const char *summary, int argc, char **argv,
                    struct k3_str_list *operands, int *status);

@@ -299,7 +299,7 @@ int k3_bench_decode(int argc, char **argv)
         { NULL, K3_OPT_FLAG, NULL, NULL, NULL, 0, 0 },
     };
 
-    if (k3_opts_parse(table, "k3-bench", "decode: the time of a pass against max(bytes / raw rate, arithmetic)", argc, argv,
+    if (k3_opts_parse(table, "k3-bench decode", "the time of a pass against max(bytes / raw rate, arithmetic)", argc, argv,
                       NULL, &status))
         return status;
     if (!k3_bench_need_model("decode", b.setup.model_dir))

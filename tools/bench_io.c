@@ -311,7 +311,7 @@ int k3_bench_io(int argc, char **argv)
         { NULL, K3_OPT_FLAG, NULL, NULL, NULL, 0, 0 },
     };
 
-    if (k3_opts_parse(table, "k3-bench", "io: raw device, k3-trunkd alone, k3-expertd alone, both together", argc, argv, NULL,
+    if (k3_opts_parse(table, "k3-bench io", "raw device, k3-trunkd alone, k3-expertd alone, both together", argc, argv, NULL,
                       &status))
         return status;
     if (!k3_bench_need_model("io", b.setup.model_dir))

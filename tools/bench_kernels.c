@@ -164,7 +164,7 @@ int k3_bench_kernels(int argc, char **argv)
         { NULL, K3_OPT_FLAG, NULL, NULL, NULL, 0, 0 },
     };
 
-    if (k3_opts_parse(table, "k3-bench", "kernels: the arithmetic kernels as a share of this machine's limits", argc, argv,
+    if (k3_opts_parse(table, "k3-bench kernels", "the arithmetic kernels as a share of this machine's limits", argc, argv,
                       NULL, &status))
         return status;
     b.k = k3_kernels_get(kernels);

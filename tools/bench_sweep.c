@@ -139,7 +139,7 @@ int k3_bench_sweep(int argc, char **argv)
         { NULL, K3_OPT_FLAG, NULL, NULL, NULL, 0, 0 },
     };
 
-    if (k3_opts_parse(table, "k3-bench", "sweep: tokens per second over splits of a fixed memory, and over a ladder of totals",
+    if (k3_opts_parse(table, "k3-bench sweep", "tokens per second over splits of a fixed memory, and over a ladder of totals",
                       argc, argv, NULL, &status))
         return status;
     if (!k3_bench_need_model("sweep", s.base.setup.model_dir))

@@ -50,7 +50,7 @@ static bool parse(struct cmdline *c, int argc, char **argv, int *status)
     const struct k3_opt table[] = {
         { "model", K3_OPT_STRING, &c->model, "DIR", "the checkpoint; without one the released shape is assumed" },
         { "trunk-device", K3_OPT_STRING, &c->trunk_device, "DIR", "the trunk's shards are read here" },
-        { "expert-device", K3_OPT_LIST, &c->expert_devices, "DIR", "directory with shards of experts (repeatable)" },
+        { "expert-device", K3_OPT_LIST, &c->expert_devices, "DIR", "directory with shards of experts" },
         { "ctx", K3_OPT_U32, &c->ctx, "N", "positions of one sequence (default 4096)", 1, 1u << 24 },
         { "sequences", K3_OPT_U32, &c->sequences, "N", "sequences at the same time (default 1)", 1, 256 },
         { "rate", K3_OPT_DOUBLE, &c->rate, "X", "take X GB/s for every drive", 1e-6, 1e6 },

@@ -14,7 +14,7 @@
 #define QUIET_NS 2000000000ull
 
 static const char summary[] =
-    "k3-sim [options] TRACE: what the expert cache would have hit\n"
+    "what the expert cache would have hit\n"
     "  TRACE was made by k3ctl trace start, or is a file of (layer, expert) pairs (--raw).  The demands are those of\n"
     "  k3-computed: every expert of a layer once in each pass, ascending.  Columns: the policies of k3-expertd; a set of\n"
     "  experts pinned by how often they are demanded; Belady's optimum, which no policy can exceed.";
@@ -368,7 +368,7 @@ static int run(struct sim *s, struct k3_err *err)
 int main(int argc, char **argv)
 {
     struct sim s = { .pinned_text = "whole", .trunk_gbs = 3, .expert_gbs = 3, .compute_gbs = 25, .ring_bytes = 256 << 20 };
-    struct k3_str_list operands = { .n = 0 };
+    struct k3_str_list operands = { .name = "TRACE" };
     struct k3_err err = K3_ERR_INIT;
     int status, rc;
     const struct k3_opt table[] = {
@@ -398,8 +398,8 @@ int main(int argc, char **argv)
     if (k3_opts_parse(table, "k3-sim", summary, argc, argv, &operands, &status))
         return status;
     if (operands.n != 1) {
-        fprintf(stderr, operands.n ? "k3-sim: unexpected \"%s\": one trace at a time; see --help\n"
-                                   : "k3-sim: the TRACE is missing; see --help\n", operands.n ? operands.item[1] : "");
+        fprintf(stderr, operands.n ? "k3-sim: unexpected \"%s\": one trace at a time; see k3-sim --help\n"
+                                   : "k3-sim: the TRACE is missing; see k3-sim --help\n", operands.n ? operands.item[1] : "");
         return K3_EXIT_REFUSED;
     }
     s.path = operands.item[0];

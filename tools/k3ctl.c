@@ -87,7 +87,7 @@ static void default_watch(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    struct k3_ctl_opt o = { .instance = "default", .timeout_s = -1 };
+    struct k3_ctl_opt o = { .instance = "default", .timeout_s = -1, .words.name = "COMMAND [ARGUMENT]" };
     struct k3_err err = K3_ERR_INIT;
     const struct k3_opt table[] = {
         { "instance", K3_OPT_STRING, &o.instance, "NAME", "instance name (default \"default\")", 0,

@@ -164,7 +164,7 @@ refused() { # refused STATUS WORDS OPTION...  (prompt on stdin)
     refused 2 "--top-p 0: must be a number over 0 up to 1" --top-p 0 <<<x
     refused 2 "--logits /nonexistent/l.f32: No such file" --logits /nonexistent/l.f32 <<<x
     refused 2 "--logits /: Is a directory" --logits / <<<x
-    refused 2 "--bogus; see --help" --bogus
+    refused 2 "--bogus; see k3-router --help" --bogus
     refused 2 "temperature" --temperature warm <<<x
     refused 2 "seed" --seed -1 <<<x
     refused 2 "--stop" --stop "" <<<x

@@ -173,6 +173,8 @@ static void help_and_version(void **state)
     assert_true(ends);
     assert_non_null(strstr(out, "--ring-mb N"));
     assert_non_null(strstr(out, "does things"));
+    assert_non_null(strstr(out, "usage: prog [options]\n"));
+    assert_ptr_equal(strstr(out, "(repeatable)"), strstr(out, "a list") + strlen("a list "));
     assert_string_equal(err, "");
     assert_int_equal(parse(&v, false, "--version", &ends), 0);
     assert_true(ends);
@@ -183,9 +185,9 @@ static void bad_options(void **state)
 {
     static const struct { const char *line, *says; } bad[] = {
         { "--ring-md 4", "--ring-mb" },          { "--modle x", "did you mean --model" },
-        { "--zzzzzzzzz", "see --help" },         { "--flog", "did you mean --flag" },
-        { "--bogus", "--bogus; see --help" },    { "--sizes", "--sizes; see --help" },
-                { "-x", "two dashes" },
+        { "--zzzzzzzzz", "see prog --help" },         { "--flog", "did you mean --flag" },
+        { "--bogus", "--bogus; see prog --help" }, { "--sizes", "--sizes; see prog --help" },
+        { "-x", "two dashes" },
         { "word", "unexpected operand" },        { "--model", "needs a value" },
         { "--flag=yes", "takes no value" },      { "--ring-mb 1", "from 2 to 100" },
         { "--ring-mb 101", "from 2 to 100" },    { "--ring-mb abc", "--ring-mb abc" },
@@ -210,6 +212,20 @@ static void bad_options(void **state)
     }
 }
 
+static void sizes_for_people(void **state)
+{
+    static const struct { uint64_t bytes; const char *text; } is[] = {
+        { 0, "0 bytes" },           { 1, "1 byte" },           { 999, "999 bytes" },      { 1000, "1.0 kB" },
+        { 999949, "999.9 kB" },     { 999950, "1.0 MB" },      { 43683840, "43.7 MB" },   { 999949999, "999.9 MB" },
+        { 1000000000, "1.00 GB" },  { UINT64_MAX, "18446744073.71 GB" },
+    };
+    char text[K3_SIZE_TEXT];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(is) / sizeof(is[0]); i++)
+        assert_string_equal(k3_size_text(text, is[i].bytes), is[i].text);
+}
+
 static void too_many(void **state)
 {
     char line[4096] = "";
@@ -228,7 +244,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(whole_numbers),    cmocka_unit_test(real_numbers), cmocka_unit_test(sizes),
         cmocka_unit_test(good_options),     cmocka_unit_test(help_and_version),
-        cmocka_unit_test(bad_options),      cmocka_unit_test(too_many),
+        cmocka_unit_test(bad_options),      cmocka_unit_test(too_many),     cmocka_unit_test(sizes_for_people),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
