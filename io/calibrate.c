@@ -11,6 +11,7 @@
 
 #include "io/io.h"
 #include "ipc/daemon.h"
+#include "ipc/parse.h"
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -87,6 +88,7 @@ static int add_extents(struct bench *b, int fd, uint64_t len_bytes)
 
 static int open_files(struct bench *b, const char *const *files, size_t n, struct k3_err *err)
 {
+    char has[K3_SIZE_TEXT], needs[K3_SIZE_TEXT];
     struct k3_device dev;
     int rc = k3_device_of(files[0], NULL, &dev, err);
 
@@ -107,8 +109,9 @@ static int open_files(struct bench *b, const char *const *files, size_t n, struc
             k3_fail(err, rc, "%s: looking for its holes: %s", files[i], strerror(-rc));
     }
     if (rc == 0 && b->total_bytes < K3_CALIBRATE_MIN_BYTES)
-        rc = k3_fail(err, -ENODATA, "the files hold %llu bytes in long stretches; a rate needs %u",
-                     (unsigned long long)b->total_bytes, K3_CALIBRATE_MIN_BYTES);
+        rc = k3_fail(err, -ENODATA, "too little data to measure with: %s in pieces of at least 4 MiB without holes, and %s "
+                     "are needed (the files are small, or sparse)", k3_size_text(has, b->total_bytes),
+                     k3_size_text(needs, K3_CALIBRATE_MIN_BYTES));
     return rc;
 }
 

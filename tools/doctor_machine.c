@@ -10,6 +10,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "ipc/parse.h"
 #include "k3-computed/kernels.h"
 #include "k3-computed/team.h"
 #include "model/schedule.h"
@@ -93,6 +94,7 @@ static void memlock(struct k3_doctor *d)
 static void shared_memory(struct k3_doctor *d, const char *dir)
 {
     uint64_t free_bytes, size_bytes;
+    char left[K3_SIZE_TEXT], size[K3_SIZE_TEXT];
     bool known = access(dir, W_OK) == 0;
 
     k3_memory_shm(dir, &free_bytes, &size_bytes);
@@ -102,7 +104,7 @@ static void shared_memory(struct k3_doctor *d, const char *dir)
         k3_doctor_say(d, K3_FOUND_OK, "/dev/shm", "no limit of its own");
     else
         k3_doctor_say(d, free_bytes < (uint64_t)2 << 30 ? K3_FOUND_SLOW : K3_FOUND_OK, "/dev/shm",
-                      "%.2f GB free of %.2f GB%s", (double)free_bytes / 1e9, (double)size_bytes / 1e9,
+                      "%s free of %s%s", k3_size_text(left, free_bytes), k3_size_text(size, size_bytes),
                       free_bytes < (uint64_t)2 << 30 ? ": weights will lie in memfds (--memory-from memfd)" : "");
     if (known && size_bytes != K3_MEMORY_NONE)
         k3_doctor_number(d, "free_bytes", (double)free_bytes);
@@ -127,14 +129,15 @@ static void huge_pages(struct k3_doctor *d)
 
 static void groups(struct k3_doctor *d)
 {
+    char limit[K3_SIZE_TEXT], left[K3_SIZE_TEXT];
     struct k3_memory m;
 
     k3_memory_read("", &m);
     if (m.group_bytes == K3_MEMORY_NONE)
         k3_doctor_say(d, K3_FOUND_OK, "control group", "no memory limit");
     else
-        k3_doctor_say(d, K3_FOUND_OK, "control group", "%s of %s is %.2f GB, %.2f GB of it are left", m.group_limit, m.group_dir,
-                      (double)m.group_limit_bytes / 1e9, (double)m.group_bytes / 1e9);
+        k3_doctor_say(d, K3_FOUND_OK, "control group", "%s of %s is %s, %s of it left", m.group_limit, m.group_dir,
+                      k3_size_text(limit, m.group_limit_bytes), k3_size_text(left, m.group_bytes));
     if (m.available_bytes == K3_MEMORY_NONE)
         k3_doctor_say(d, K3_FOUND_SLOW, "memory", "how much is available is not known (/proc/meminfo)");
     else
@@ -145,10 +148,11 @@ static void groups(struct k3_doctor *d)
 static void cpu(struct k3_doctor *d)
 {
     const char *name = k3_kernels_get("auto")->name;
+    uint32_t n = k3_cpus_allowed();
 
-    k3_doctor_say(d, strcmp(name, "c") == 0 ? K3_FOUND_SLOW : K3_FOUND_OK, "CPU", "%u CPUs allowed, kernels %s%s",
-                  k3_cpus_allowed(), name, strcmp(name, "c") == 0 ? ": no AVX2 here, arithmetic will be slow" : "");
-    k3_doctor_number(d, "cpus", k3_cpus_allowed());
+    k3_doctor_say(d, strcmp(name, "c") == 0 ? K3_FOUND_SLOW : K3_FOUND_OK, "CPU", "%u CPU%s allowed, kernels %s%s", n,
+                  n == 1 ? "" : "s", name, strcmp(name, "c") == 0 ? ": no AVX2 here, arithmetic will be slow" : "");
+    k3_doctor_number(d, "cpus", n);
 }
 
 void k3_doctor_machine(struct k3_doctor *d, const char *shm_dir)

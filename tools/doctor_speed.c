@@ -18,6 +18,7 @@
 #define TILE 64u
 #define W_ROWS 4096u /* 58 MB of bf16: more than a cache */
 #define ROUNDS 5
+#define ROTATING_BYTES_PER_S 0.5e9 /* no rotating disk reads as fast as this */
 
 /* Does some weight file of the directory take O_DIRECT?  -ENOENT: there is none. */
 static int takes_direct(const char *dir)
@@ -49,6 +50,7 @@ static int drive(struct k3_doctor *d, const char *dir, struct k3_plan_device *ou
     struct k3_device dev;
     char name[160], node[32] = "";
     int rc = k3_device_of(dir, NULL, &dev, err), direct = takes_direct(dir);
+    const char *spins = "";
     bool slow;
 
     if (rc == 0)
@@ -58,9 +60,13 @@ static int drive(struct k3_doctor *d, const char *dir, struct k3_plan_device *ou
     snprintf(name, sizeof(name), "drive of %.128s", dir);
     if (dev.numa_node >= 0)
         snprintf(node, sizeof(node), ", node %d", dev.numa_node);
-    slow = dev.rotational || dev.network || dev.memory || dev.overlay || direct < 0;
+    /* The kernel takes a virtual drive for a rotating one when the host does not say: what was measured decides. */
+    slow = dev.rotational && out->bytes_per_s < ROTATING_BYTES_PER_S;
+    if (dev.rotational)
+        spins = slow ? ", a rotating disk" : ", rotational=1 says the kernel, but too fast for a rotating disk";
+    slow = slow || dev.network || dev.memory || dev.overlay || direct < 0;
     k3_doctor_say(d, slow || out->bytes_per_s <= 0 ? K3_FOUND_SLOW : K3_FOUND_OK, name, "%s, %s%s%s%s%s%s; direct reads: %s",
-                  dev.disk[0] ? dev.disk : "no drive", dev.fs, node, dev.rotational ? ", a rotating disk" : "",
+                  dev.disk[0] ? dev.disk : "no drive", dev.fs, node, spins,
                   dev.network ? ", over a network" : "", dev.memory ? ", in memory" : "",
                   dev.overlay ? ", a stack of directories" : "", direct == 0 ? "yes" : direct == -ENOENT ? "no weight file to try"
                                                                                                           : "no");
@@ -145,8 +151,9 @@ int k3_doctor_kernels(struct k3_doctor *d, uint32_t threads, struct k3_doctor_sp
         out->bf16_bytes_per_s = best_rate(team, &b);
         b.mxfp4 = true;
         out->mxfp4_bytes_per_s = best_rate(team, &b);
-        k3_doctor_say(d, K3_FOUND_OK, "arithmetic", "one row: bf16 %.1f GB/s, MXFP4 %.1f GB/s with %u threads",
-                      out->bf16_bytes_per_s / 1e9, out->mxfp4_bytes_per_s / 1e9, threads);
+        k3_doctor_say(d, K3_FOUND_OK, "arithmetic", "one row: bf16 %.1f GB/s, MXFP4 %.1f GB/s with %u thread%s",
+                      out->bf16_bytes_per_s / 1e9, out->mxfp4_bytes_per_s / 1e9, threads,
+                      threads == 1 ? "" : "s");
         k3_doctor_number(d, "bf16_bytes_per_s", out->bf16_bytes_per_s);
         k3_doctor_number(d, "mxfp4_bytes_per_s", out->mxfp4_bytes_per_s);
     }

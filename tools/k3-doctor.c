@@ -86,6 +86,19 @@ static bool same_drive(const char *a, const char *b)
            k3_device_same_drive(&x, &y);
 }
 
+/* Appends a word to a command for the shell, between single quotes where it needs them. */
+static void add_word(char *command, size_t len, const char *word)
+{
+    const char *plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=:,@%";
+    bool quote = !*word || word[strspn(word, plain)];
+    size_t at = strlen(command);
+
+    at += (size_t)snprintf(command + at, len - at, quote ? " '" : " ");
+    for (; *word && at + 6 < len; word++)
+        at += (size_t)snprintf(command + at, len - at, *word == '\'' ? "'\\''" : "%c", *word);
+    snprintf(command + at, len - at, quote ? "'" : "");
+}
+
 /* auto where it fits, else the floor; false when there is none. */
 static bool choose(struct k3_plan *p, const struct k3_model *m, struct k3_plan_opts *o, const struct k3_plan_machine *mc,
                    char *how, size_t len, struct k3_err *err)
@@ -111,7 +124,7 @@ static void advise(struct k3_doctor *d, const struct cmdline *c, const struct k3
     struct k3_err err = K3_ERR_INIT;
     struct k3_memory memory;
     struct k3_plan p;
-    char how[64], command[4096];
+    char how[64], command[16384];
     double drive, work, touched_experts, limit;
     uint64_t size;
     cJSON *advice = cJSON_AddObjectToObject(d->report, "advice");
@@ -130,11 +143,17 @@ static void advise(struct k3_doctor *d, const struct cmdline *c, const struct k3
     k3_doctor_say(d, K3_FOUND_OK, "plan", "%s: %.2f GB, %.1f%% of the trunk pinned, %" PRIu64 " of %" PRIu64 " experts; %s", how,
                   (double)p.sum_bytes / 1e9, p.trunk_total_bytes ? 100.0 * (double)p.pinned_bytes / (double)p.trunk_total_bytes
                                                                  : 100.0, p.n_slots, p.n_experts, p.reason);
-    snprintf(command, sizeof(command), "run/k3-run up --model %s %s", c->model ? c->model : "DIR", how);
-    if (c->trunk_device)
-        snprintf(command + strlen(command), sizeof(command) - strlen(command), " --trunk-device %s", c->trunk_device);
-    for (size_t i = 0; i < c->expert_devices.n; i++)
-        snprintf(command + strlen(command), sizeof(command) - strlen(command), " --expert-device %s", c->expert_devices.item[i]);
+    snprintf(command, sizeof(command), "run/k3-run up --model");
+    add_word(command, sizeof(command), c->model ? c->model : "DIR");
+    snprintf(command + strlen(command), sizeof(command) - strlen(command), " %s", how);
+    if (c->trunk_device) {
+        snprintf(command + strlen(command), sizeof(command) - strlen(command), " --trunk-device");
+        add_word(command, sizeof(command), c->trunk_device);
+    }
+    for (size_t i = 0; i < c->expert_devices.n; i++) {
+        snprintf(command + strlen(command), sizeof(command) - strlen(command), " --expert-device");
+        add_word(command, sizeof(command), c->expert_devices.item[i]);
+    }
     if (c->ctx != 4096)
         snprintf(command + strlen(command), sizeof(command) - strlen(command), " --ctx %u", c->ctx);
     if (c->sequences != 1)
@@ -145,10 +164,10 @@ static void advise(struct k3_doctor *d, const struct cmdline *c, const struct k3
     limit = drive > work ? drive : work;
     printf("\n");
     if (p.trunk_read_bytes + p.expert_read_bytes > 0 && s->trunk.bytes_per_s <= 0)
-        printf("expected    at least %.3g s/token by arithmetic; the drive's rate is not known, and it reads %.2f GB a token\n", work,
-               (double)(p.trunk_read_bytes + p.expert_read_bytes) / 1e9);
+        printf("expected    at least %.3g s/token by arithmetic; the drive's rate is not known (--rate X gives it, in GB/s), and it "
+               "reads %.2f GB a token\n", work, (double)(p.trunk_read_bytes + p.expert_read_bytes) / 1e9);
     else
-        printf("expected    %.3g s/token; %s binds (drive %.3g s, arithmetic %.3g s)\n", limit,
+        printf("expected    at least %.3g s/token; %s binds (drive %.3g s, arithmetic %.3g s)\n", limit,
                drive > work ? "the drive" : "arithmetic", drive, work);
     printf("command     %s\n", command);
     cJSON_AddStringToObject(advice, "command", command);
@@ -170,7 +189,8 @@ static int write_report(const struct k3_doctor *d, const char *path, struct k3_e
     if (!text)
         return k3_fail(err, -ENOMEM, "no memory for the report");
     if (!f || fprintf(f, "%s\n", text) < 0 || fflush(f) != 0)
-        rc = k3_fail(err, errno ? -errno : -EIO, "--report %s: %s", path, strerror(errno));
+        rc = k3_fail(err, errno ? -errno : -EIO, "--report %s: %s%s", path, strerror(errno),
+                     errno == ENOENT ? ": make its directory first" : "");
     if (f)
         fclose(f);
     cJSON_free(text);
@@ -197,8 +217,8 @@ static int examine(struct k3_doctor *d, const struct cmdline *c, struct k3_err *
     if (rc < 0)
         return rc;
     k3_doctor_machine(d, c->shm);
-    printf("%-5s %-16s %s, %u layers\n", "ok", "model", c->model ? c->model : "the released shape is assumed (no --model)",
-           m->cfg.n_layers);
+    printf("%-5s %-16s %s, %u layer%s\n", "ok", "model", c->model ? c->model : "the released shape is assumed (no --model)",
+           m->cfg.n_layers, m->cfg.n_layers == 1 ? "" : "s");
     if (c->rate > 0)
         speed.trunk = speed.experts = (struct k3_plan_device){ "every drive", "given", c->rate * 1e9, c->rate * 1e9 };
     else
@@ -221,6 +241,7 @@ int main(int argc, char **argv)
     if (parse(&c, argc, argv, &rc))
         return rc;
     d.report = cJSON_CreateObject();
+    setvbuf(stdout, NULL, _IOLBF, 0); /* each line when it is known: a drive takes a second */
     d.checks = cJSON_AddArrayToObject(d.report, "checks");
     cJSON_AddStringToObject(d.report, "version", K3_VERSION);
     rc = examine(&d, &c, &err);

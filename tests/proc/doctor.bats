@@ -12,7 +12,7 @@ OUT() { cat "$BATS_TEST_TMPDIR/out"; }
         grep -qE "^(ok|slow) +$name +" "$BATS_TEST_TMPDIR/out"
     done
     grep -q 'the released shape is assumed.*93 layers' "$BATS_TEST_TMPDIR/out"
-    grep -qE '^expected +[0-9.]+ s/token; (the drive|arithmetic) binds' "$BATS_TEST_TMPDIR/out"
+    grep -qE '^expected +at least [0-9.]+ s/token; (the drive|arithmetic) binds' "$BATS_TEST_TMPDIR/out"
     grep -qE '^command +run/k3-run up --model DIR --(preset auto|memory [0-9]+M)$' "$BATS_TEST_TMPDIR/out"
 }
 
@@ -28,6 +28,27 @@ OUT() { cat "$BATS_TEST_TMPDIR/out"; }
     grep -qF "$command" "$BATS_TEST_TMPDIR/out"
     (cd "$ROOT" && $command --instance "$INSTANCE" --bin-dir "$K3_BIN" --dry-run) | grep -q '^plan of '
     grep -qE '^expected .* arithmetic binds' "$BATS_TEST_TMPDIR/out" # nothing of the demo model is read twice
+}
+
+@test "the command is quoted where the shell needs it" {
+    local dir="$BATS_TEST_TMPDIR/a model; it's" command
+    ln -s "$DEMO" "$dir"
+    doctor --model "$dir" --trunk-device "$DEMO" >"$BATS_TEST_TMPDIR/out"
+    OUT
+    command=$(sed -n 's/^command  *//p' "$BATS_TEST_TMPDIR/out")
+    [[ $command == *" --trunk-device $DEMO" ]]
+    eval "set -- $command"
+    [ "$4" = "$dir" ]
+}
+
+@test "each line is there when it is known" {
+    doctor --rate 3 --report /nonexistent/r.json >"$BATS_TEST_TMPDIR/out" 2>&1 || [ $? -eq 1 ]
+    tail -n 2 "$BATS_TEST_TMPDIR/out" | head -n 1 | grep -q '^command'
+    tail -n 1 "$BATS_TEST_TMPDIR/out" | grep -q '^k3-doctor: --report' # what stdout kept would come after it
+}
+
+@test "without a rate the advice names --rate" {
+    doctor | grep -qE '^expected +at least .*--rate X gives it, in GB/s'
 }
 
 @test "the drive binds or arithmetic does" {
@@ -58,6 +79,6 @@ OUT() { cat "$BATS_TEST_TMPDIR/out"; }
     [ $status -eq 2 ] && [ "$(wc -l <"$BATS_TEST_TMPDIR/out")" -eq 1 ]
     status=0
     doctor --rate 3 --report /nonexistent/r.json 2>"$BATS_TEST_TMPDIR/out" >/dev/null || status=$?
-    [ $status -eq 1 ] && grep -q -- '--report /nonexistent/r.json: No such file' "$BATS_TEST_TMPDIR/out"
+    [ $status -eq 1 ] && grep -q -- '--report /nonexistent/r.json: No such file or directory: make its directory first' "$BATS_TEST_TMPDIR/out"
     doctor --help | grep -q '^ *--report FILE'
 }

@@ -345,6 +345,7 @@ static void holes_are_no_drive(void **state)
     if (rc == -EOPNOTSUPP)
         skip();
     assert_int_equal(rc, -ENODATA);
+    assert_non_null(strstr(err.text, "67.1 MB"));
     assert_int_equal(r.depth, K3_IO_DEPTH_DEFAULT);
     assert_int_equal(r.block_bytes, K3_IO_BLOCK_DEFAULT);
     assert_true(r.bytes_per_s == 0);
