@@ -174,7 +174,7 @@ static int decode(struct k3_decode *b, uint32_t window, struct k3_decode_window 
 static void report(const struct k3_decode *b, const struct k3_decode_window *w)
 {
     double share[64], raw[64], pass[64], arithmetic[64], reading[64], bytes[64], trunk[64], expert[64];
-    char spread[64];
+    char spread[64], pinned[K3_SIZE_TEXT], all[K3_SIZE_TEXT], cache[K3_SIZE_TEXT];
 
     for (uint32_t i = 0; i < b->pairs; i++) {
         share[i] = w[i].pass_s / w[i].limit_s;
@@ -186,9 +186,9 @@ static void report(const struct k3_decode *b, const struct k3_decode_window *w)
         trunk[i] = w[i].trunk_wait_s;
         expert[i] = w[i].expert_wait_s;
     }
-    printf("%u sequences, %" PRIu64 " bytes pinned of %" PRIu64 ", pins %s, cache %.2f GB\n", b->sequences,
-           b->pinned_bytes, b->all_bytes, b->setup.pins ? b->setup.pins : "spread",
-           (double)b->setup.cache_bytes / 1e9);
+    printf("%u sequence%s, %s pinned of %s, pins %s, cache %s\n", b->sequences, b->sequences == 1 ? "" : "s",
+           k3_size_text(pinned, b->pinned_bytes), k3_size_text(all, b->all_bytes), b->setup.pins ? b->setup.pins : "spread",
+           k3_size_text(cache, b->setup.cache_bytes));
     printf("%-28s %8.3f GB\n", "read by a pass", k3_bench_median(bytes, b->pairs) / 1e9);
     printf("%-28s %8.3f GB/s  depth %u, blocks of %u KiB\n", "raw device", k3_bench_median(raw, b->pairs) / 1e9,
            b->setup.rate.depth, b->setup.rate.block_bytes >> 10);
@@ -198,7 +198,8 @@ static void report(const struct k3_decode *b, const struct k3_decode_window *w)
     printf("%-28s %8.3f s\n", "waiting for experts", k3_bench_median(expert, b->pairs));
     printf("%-28s %8.3f s     %s of the larger\n", "a pass", k3_bench_median(pass, b->pairs),
            k3_bench_spread(share, b->pairs, spread));
-    printf("median (least to greatest) of %u alternating windows of %u passes\n", b->pairs, b->tokens - 1);
+    printf("median (least to greatest) of %u alternating windows of %u pass%s\n", b->pairs, b->tokens - 1,
+           b->tokens == 2 ? "" : "es");
     if (!b->tsv)
         return;
     printf("window\traw_bytes_per_s\tbytes\tpass_s\twall_s\tarithmetic_s\ttrunk_wait_s\texpert_wait_s\n");

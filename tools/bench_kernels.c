@@ -142,8 +142,8 @@ static int run(struct bench *b, uint32_t threads, struct k3_err *err)
     }
     for (size_t i = 0; i < 64 * N_COLS; i++)
         b->x[i] = (float)(i % 17) * 0.125f - 1.0f;
-    printf("%s kernels, %u threads, %u columns, %.2f GB of weights, median of %d alternating pairs\n", b->k->name,
-           k3_team_size(b->team), N_COLS, (double)b->w_bytes / 1e9, PAIRS);
+    printf("%s kernels, %u thread%s, %u columns, %.2f GB of weights, median of %d alternating pairs\n", b->k->name,
+           k3_team_size(b->team), k3_team_size(b->team) == 1 ? "" : "s", N_COLS, (double)b->w_bytes / 1e9, PAIRS);
     printf("weight  x rows  limit    achieved     limit  unit     share\n");
     for (int m = 0; m < 2; m++)
         for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)

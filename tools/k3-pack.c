@@ -13,7 +13,7 @@ int main(int argc, char **argv)
     struct k3_err err = K3_ERR_INIT;
     const struct k3_opt table[] = {
         { "model", K3_OPT_STRING, &o.model, "DIR", "the checkpoint: config.json and *.safetensors", 0, 0 },
-        { "out", K3_OPT_STRING, &o.out, "DIR", "the directory that gets " K3_PACK_NAME, 0, 0 },
+        { "out", K3_OPT_STRING, &o.out, "DIR", "the directory that gets " K3_PACK_NAME "; it must be there", 0, 0 },
         { "layers", K3_OPT_U32, &o.n_layers, "N", "only the first N layers (partial downloads)", 1, K3_MAX_LAYERS },
         { NULL },
     };

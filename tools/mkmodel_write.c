@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ipc/parse.h"
 #include "tools/mkmodel.h"
 
 #define SLICE_BYTES (1u << 20)   /* of a tensor, made at once; a multiple of 64 */
@@ -62,15 +63,17 @@ static double since(const struct timespec *t)
 /* A line after two seconds and every two from then on; on a terminal it overwrites itself. */
 static void progress(struct out *o, bool end)
 {
+    char done[K3_SIZE_TEXT], all[K3_SIZE_TEXT], bytes[96] = "the headers alone";
     double s = since(&o->began);
     bool tty = isatty(STDERR_FILENO);
 
     if (s < 2 || (!end && since(&o->last_said) < 2))
         return;
     clock_gettime(CLOCK_MONOTONIC, &o->last_said);
-    fprintf(stderr, "%swrote %u of %u shards, %.3f of %.3f GB, %.2f GB/s%s", tty ? "\r" : "", o->done_shards,
-            o->p->n_shards, (double)o->done_bytes / 1e9, (double)o->all_bytes / 1e9, (double)o->done_bytes / 1e9 / s,
-            !tty || end ? "\n" : "   ");
+    if (o->all_bytes)
+        snprintf(bytes, sizeof(bytes), "%s of %s, %.2f GB/s", k3_size_text(done, o->done_bytes), k3_size_text(all, o->all_bytes),
+                 (double)o->done_bytes / 1e9 / s);
+    fprintf(stderr, "%swrote %u of %u shards, %s%s", tty ? "\r" : "", o->done_shards, o->p->n_shards, bytes, !tty || end ? "\n" : "   ");
 }
 
 /* Waits for a buffer to be full or empty.  false: stop. */
@@ -254,15 +257,18 @@ static int write_texts(struct out *o, struct k3_err *err)
 static int check_space(struct out *o, const char *parent, struct k3_err *err)
 {
     struct statvfs v;
-    uint64_t free_bytes;
+    uint64_t free_bytes, need_bytes;
+    char left[K3_SIZE_TEXT], need[K3_SIZE_TEXT];
 
     o->all_bytes = o->p->opts.sparse ? 0 : o->p->total_bytes;
     if (statvfs(parent, &v) < 0)
-        return k3_refuse(err, -errno, "%s: %s", parent, strerror(errno));
+        return k3_refuse(err, -errno, errno == ENOENT ? "%s: %s: --out makes one directory, in one that is there already"
+                                                      : "%s: %s", parent, strerror(errno));
     free_bytes = (uint64_t)v.f_bavail * v.f_frsize;
-    if (o->all_bytes + o->p->n_tensors * 300 > free_bytes)
-        return k3_refuse(err, -ENOSPC, "%s has %.2f GB free, the model needs %.2f GB (--sparse needs only its headers)",
-                         parent, (double)free_bytes / 1e9, (double)o->all_bytes / 1e9);
+    need_bytes = o->all_bytes + o->p->n_tensors * 300;
+    if (need_bytes > free_bytes)
+        return k3_refuse(err, -ENOSPC, "%s has %s free, the model needs %s%s", parent, k3_size_text(left, free_bytes),
+                         k3_size_text(need, need_bytes), o->p->opts.sparse ? "" : " (--sparse needs only its headers)");
     return 0;
 }
 

@@ -56,7 +56,7 @@ left_nothing() {
         bench decode --model "$MODEL" --trunk-gb 0.03 --ring-mb 4 --cache-gb 0.02 --io-depth 4 --io-block 256K --sequences 3 \
             --tokens 100 --seconds 0.1 --pairs 2 --pins $pins >"$BATS_TEST_TMPDIR/out"
         cat "$BATS_TEST_TMPDIR/out"
-        grep -qE "^3 sequences, [1-9][0-9]* bytes pinned of [0-9]+, pins $pins" "$BATS_TEST_TMPDIR/out"
+        grep -qE "^3 sequences, [0-9.]+ MB pinned of [0-9.]+ MB, pins $pins" "$BATS_TEST_TMPDIR/out"
         grep -qE '^a pass +[0-9.]+ s +[0-9.]+ \([0-9.]+ to [0-9.]+\) of the larger' "$BATS_TEST_TMPDIR/out"
     done
     left_nothing
