@@ -580,8 +580,8 @@ int k3_engine_submit(struct k3_engine *e, const struct k3_submit *sub, bool drai
     rc = k3_submit_check(sub, e->o.m->cfg.vocab, e->o.ctx, err);
     kept_bytes = e->requests.kept_bytes + k3_request_bytes(sub, e->o.m->cfg.vocab);
     if (rc == 0 && (draining || atomic_load(e->o.stop)))
-        rc = k3_fail(err, -ESHUTDOWN, "k3-computed takes no new requests: it is %s",
-                     draining ? "draining" : "shutting down");
+        rc = k3_fail(err, -ESHUTDOWN, "no new requests are taken: it is %s", draining
+                     ? "draining, until it is started anew (run/k3-run restart computed)" : "shutting down");
     if (rc == 0 && e->n_queued >= K3_MAX_QUEUED)
         rc = k3_fail(err, -EAGAIN, "%u requests are queued, the limit is %u: try again later", e->n_queued,
                      K3_MAX_QUEUED);
@@ -604,9 +604,9 @@ int k3_engine_submit(struct k3_engine *e, const struct k3_submit *sub, bool drai
     return rc;
 }
 
-static int unknown(const char *id, struct k3_err *err)
+static int unknown(const char *id, const char *advice, struct k3_err *err)
 {
-    return k3_fail(err, -ENOENT, "unknown id %s: it was forgotten, or k3-computed was restarted; submit it again", id);
+    return k3_fail(err, -ENOENT, "unknown id %s: it was forgotten, or k3-computed was restarted%s", id, advice);
 }
 
 /* Weights of one pass: the trunk, and of the experts as many as the rows can route to. */
@@ -711,7 +711,7 @@ int k3_engine_poll(struct k3_engine *e, const char *id, uint32_t from, int64_t p
     e->n_polls_waiting--;
     if (!r) {
         pthread_mutex_unlock(&e->lock);
-        return unknown(id, err);
+        return unknown(id, "; submit it again", err);
     }
     events = cJSON_AddArrayToObject(reply, "events");
     rc = events ? k3_request_events(r, from, events) : -ENOMEM;
@@ -737,7 +737,7 @@ int k3_engine_cancel(struct k3_engine *e, const char *id, struct k3_err *err)
     if (r && r->phase != K3_ENDED)
         request_end(e, r, K3_END_CANCELLED);
     pthread_mutex_unlock(&e->lock);
-    return r ? 0 : unknown(id, err);
+    return r ? 0 : unknown(id, "", err);
 }
 
 int k3_engine_forget(struct k3_engine *e, const char *id, struct k3_err *err)
@@ -752,5 +752,5 @@ int k3_engine_forget(struct k3_engine *e, const char *id, struct k3_err *err)
         k3_requests_remove(&e->requests, r);
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
-    return r ? 0 : unknown(id, err);
+    return r ? 0 : unknown(id, "", err);
 }

@@ -227,8 +227,8 @@ static int take(struct look *l, const struct k3_ctl_opt *o, struct k3_ctl_names 
         k3_ctl_with_pages(names, o);
     if (names->n == 0)
         return k3_no_peer(err, -ENOENT,
-                          "instance \"%s\" has no statistics pages: no daemon is running",
-                          o->instance);
+                          "instance \"%s\" has no statistics pages: no daemon is running; start it with: "
+                          "run/k3-run up --instance %s", o->instance, o->instance);
     for (uint32_t i = 0; i < names->n; i++) {
         int rc = k3_ctl_sample(&l->s[l->n], o, names->name[i], err);
 

@@ -140,8 +140,9 @@ int main(int argc, char **argv)
         return usage("--json and --prometheus exclude each other%s", "");
     rc = k3_rundir(o.rundir, sizeof(o.rundir), o.instance, false, &err);
     if (rc == -ENOENT)
-        k3_no_peer(&err, rc, "instance \"%s\" is not running (no directory %s)", o.instance,
-                   o.rundir);
+        k3_no_peer(&err, rc, "instance \"%s\" is not running (no directory %s); %sstart it with: "
+                   "run/k3-run up --instance %s", o.instance, o.rundir,
+                   c->run == k3_ctl_verify ? "give the checkpoint with --model DIR, or " : "", o.instance);
     /* Pages can be read without a run directory, it is worth waiting for, and files need none; the
      * rest needs the sockets in it. */
     if (rc == 0 || (rc == -ENOENT && (c->run == k3_ctl_stats || c->run == k3_ctl_wait)) ||

@@ -65,7 +65,9 @@ teardown() { for i in 1 2 3 4; do request forget 0000000000000000000000000000000
         grep -qF -- "$words" <<<"$(jq -r .error <<<"$reply")" || { echo "$reply does not say $words"; return 1; }
     done
     [ "$(request poll | ask | jq -c '[.ok, .errno]')" = '[false,"ENOENT"]' ]
-    [ "$(request cancel | ask | jq -c '[.ok, .errno]')" = '[false,"ENOENT"]' ]
+    reply=$(request cancel | ask)
+    [ "$(jq -c '[.ok, .errno]' <<<"$reply")" = '[false,"ENOENT"]' ]
+    jq -e '.error | endswith("restarted")' <<<"$reply" # nothing is to be submitted again
     { submit $ID 1; request collect; } | ask | tail -1 | jq -e '.tokens == [295]' # unharmed
 }
 
@@ -113,6 +115,7 @@ teardown() { for i in 1 2 3 4; do request forget 0000000000000000000000000000000
     ctl drain k3-computed
     reply=$(submit 00000000000000000000000000000002 5 | ask)
     [ "$(jq -c '[.ok, .errno]' <<<"$reply")" = '[false,"ESHUTDOWN"]' ]
+    jq -e '.error | startswith("no new requests") and contains("restart computed")' <<<"$reply"
     [ "$(request collect $ID | ask | jq '.tokens | length')" -eq 60 ]
     submit $ID 60 | ask | jq -e '.known'
 }

@@ -134,8 +134,8 @@ by_hand() { # by_hand NAME: a k3-trunkd of its own instance; sets HAND
     fails 2 'watch' ctl stats --watch=-1
     fails 2 '32 hexadecimal' ctl cancel 12
     fails 2 'instance name' "$K3_BIN/k3ctl" --instance a/b stats
-    fails 3 'no statistics pages' "$K3_BIN/k3ctl" --instance "$INSTANCE-none" stats
-    fails 3 'is not running' "$K3_BIN/k3ctl" --instance "$INSTANCE-none" ping
+    fails 3 'no statistics pages.*; start it with: run/k3-run up --instance' "$K3_BIN/k3ctl" --instance "$INSTANCE-none" stats
+    fails 3 'is not running.*; start it with: run/k3-run up --instance' "$K3_BIN/k3ctl" --instance "$INSTANCE-none" info
     # What no daemon of the instance is, and an option that a command would pass over, are refused.
     fails 2 'daemon "router": must be trunkd, expertd, computed or keeper$' ctl ping router
     fails 2 'ping does not take --watch' ctl ping --watch 1
