@@ -194,8 +194,8 @@ int main(int argc, char **argv)
     if (rc < 0)
         fprintf(stderr, "k3-mkmodel: %s\n", err.text);
     else
-        printf("%s: %zu tensors, %llu bytes, %u shards\n", c.out, plan.n_tensors, (unsigned long long)plan.total_bytes,
-               plan.n_shards);
+        printf("%s: %zu tensors, %llu bytes, %u shard%s\n", c.out, plan.n_tensors, (unsigned long long)plan.total_bytes,
+               plan.n_shards, plan.n_shards == 1 ? "" : "s");
     k3_mk_plan_free(&plan);
     return rc < 0 ? err.exit_status : 0;
 }

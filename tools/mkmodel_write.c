@@ -73,7 +73,8 @@ static void progress(struct out *o, bool end)
     if (o->all_bytes)
         snprintf(bytes, sizeof(bytes), "%s of %s, %.2f GB/s", k3_size_text(done, o->done_bytes), k3_size_text(all, o->all_bytes),
                  (double)o->done_bytes / 1e9 / s);
-    fprintf(stderr, "%swrote %u of %u shards, %s%s", tty ? "\r" : "", o->done_shards, o->p->n_shards, bytes, !tty || end ? "\n" : "   ");
+    fprintf(stderr, "%swrote %u of %u shard%s, %s%s", tty ? "\r" : "", o->done_shards, o->p->n_shards,
+            o->p->n_shards == 1 ? "" : "s", bytes, !tty || end ? "\n" : "   ");
 }
 
 /* Waits for a buffer to be full or empty.  false: stop. */
