@@ -82,7 +82,8 @@ static int check_memory(const struct k3_computed *c, struct k3_err *err)
         return 0;
     return k3_refuse(err, -ENOMEM, "%.3f GB are needed for %u sequence%s of --ctx %u (%.3f GB each) and %u row%s, %.3f GB "
                      "are available (%s): lower --ctx, --sequences or --batch-rows", (double)need * 1e-9, c->opt.sequences,
-                     c->opt.sequences == 1 ? "" : "s", c->opt.ctx, (double)state * 1e-9, c->opt.batch_rows, c->opt.batch_rows == 1 ? "" : "s", (double)left * 1e-9, why);
+                     c->opt.sequences == 1 ? "" : "s", c->opt.ctx, (double)state * 1e-9, c->opt.batch_rows,
+                     c->opt.batch_rows == 1 ? "" : "s", (double)left * 1e-9, why);
 }
 
 /* ---- peers ------------------------------------------------------------------------------------------------------------- */

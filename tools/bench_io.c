@@ -249,6 +249,7 @@ static int measure(struct io_bench *b, struct k3_err *err)
 static int attach(struct io_bench *b, struct k3_err *err)
 {
     struct k3_bench_family *f = &b->setup.family;
+    char text[K3_SIZE_TEXT];
     int rc = k3_trunk_reader_open(&b->reader, f->instance, f->rundir, b->setup.model, 1, 10000000000ull, err);
 
     if (rc == 0)
@@ -256,9 +257,9 @@ static int attach(struct io_bench *b, struct k3_err *err)
     if (rc == 0)
         rc = k3_expert_client_open(&b->client, f->instance, f->rundir, b->setup.model, 1, 10000000000ull, err);
     if (rc == 0 && k3_trunk_reader_layout(b->reader)->pass_bytes < 2 * k3_stats_value(&b->setup.trunk, "ring_bytes"))
-        rc = k3_refuse(err, -EINVAL, "with --trunk-gb %.3g nothing much of this trunk streams (%.3f GB): too small to measure; "
+        rc = k3_refuse(err, -EINVAL, "with --trunk-gb %.3g nothing much of this trunk streams (%s): too small to measure; give less, or "
                        "k3-mkmodel --released makes a model of the real widths", (double)b->setup.trunk_bytes / 1e9,
-                       (double)k3_trunk_reader_layout(b->reader)->pass_bytes / 1e9);
+                       k3_size_text(text, k3_trunk_reader_layout(b->reader)->pass_bytes));
     return rc;
 }
 

@@ -15,7 +15,7 @@ static const char summary[] =
     "  ping [DAEMON]          who answers\n"
     "  wait                   until every member is ready\n"
     "  info [DAEMON]          version, options and what each daemon says of itself\n"
-    "  drain [DAEMON]         take no new work\n"
+    "  drain [DAEMON]         take no new work, until it is started anew (k3-run restart)\n"
     "  shutdown [DAEMON]      leave in order (k3-run starts it anew; to stop the family: k3-run "
     "down)\n"
     "  log LEVEL [DAEMON]     error, warn, info or debug\n"

@@ -71,8 +71,8 @@ static void progress(struct out *o, bool end)
         return;
     clock_gettime(CLOCK_MONOTONIC, &o->last_said);
     if (o->all_bytes)
-        snprintf(bytes, sizeof(bytes), "%s of %s, %.2f GB/s", k3_size_text(done, o->done_bytes), k3_size_text(all, o->all_bytes),
-                 (double)o->done_bytes / 1e9 / s);
+        snprintf(bytes, sizeof(bytes), "%s of %s, %.2f GB/s", k3_size_text(done, o->done_bytes),
+                 k3_size_text(all, o->all_bytes), (double)o->done_bytes / 1e9 / s);
     fprintf(stderr, "%swrote %u of %u shard%s, %s%s", tty ? "\r" : "", o->done_shards, o->p->n_shards,
             o->p->n_shards == 1 ? "" : "s", bytes, !tty || end ? "\n" : "   ");
 }
