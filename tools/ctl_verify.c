@@ -155,17 +155,49 @@ static int make_one(void *arg, const struct k3_walk_result *r, struct k3_err *er
     return rc;
 }
 
-/* The text of an earlier run is of use only when no shard was written since. */
-static bool shards_are_older(const struct k3_model *m, const struct stat *part)
+static bool later(int64_t s, uint32_t ns, int64_t than_s, uint32_t than_ns)
 {
+    return s > than_s || (s == than_s && ns > than_ns);
+}
+
+/* The text of an earlier run is of use only when no shard was written since it began: since the file was made, where the
+ * file system says when that was. */
+static bool shards_are_older(const struct k3_model *m, int part_fd)
+{
+    struct statx x;
+    struct statx_timestamp began;
+
+    if (statx(part_fd, "", AT_EMPTY_PATH, STATX_BTIME | STATX_MTIME, &x) != 0)
+        return false;
+    began = x.stx_mask & STATX_BTIME && later(x.stx_mtime.tv_sec, x.stx_mtime.tv_nsec, x.stx_btime.tv_sec, x.stx_btime.tv_nsec)
+                ? x.stx_btime : x.stx_mtime;
     for (size_t i = 0; i < m->n_files; i++) {
         struct stat st;
 
-        if (stat(m->files[i].path, &st) != 0 || st.st_mtim.tv_sec > part->st_mtim.tv_sec ||
-            (st.st_mtim.tv_sec == part->st_mtim.tv_sec && st.st_mtim.tv_nsec > part->st_mtim.tv_nsec))
+        if (stat(m->files[i].path, &st) != 0 ||
+            later(st.st_mtim.tv_sec, (uint32_t)st.st_mtim.tv_nsec, began.tv_sec, began.tv_nsec))
             return false;
     }
     return true;
+}
+
+/* Size and time of every shard, as a sum: whether one was written while they were read. */
+static uint32_t state_of_shards(const struct k3_model *m)
+{
+    uint32_t crc = 0;
+
+    for (size_t i = 0; i < m->n_files; i++) {
+        struct stat st;
+        uint64_t what[4] = { i, 0, 0, 0 };
+
+        if (stat(m->files[i].path, &st) == 0) {
+            what[1] = (uint64_t)st.st_size;
+            what[2] = (uint64_t)st.st_mtim.tv_sec;
+            what[3] = (uint64_t)st.st_mtim.tv_nsec;
+        }
+        crc = k3_crc32c(crc, what, sizeof(what));
+    }
+    return crc;
 }
 
 /* The first item that has no line yet; the file ends behind the last that has one. */
@@ -179,7 +211,7 @@ static int begin_part(struct verify *v, int fd, size_t *first, struct k3_err *er
     *first = 0;
     if (fstat(fd, &st) != 0)
         return k3_fail(err, -errno, "%s: %s", v->path, strerror(errno));
-    if (st.st_size > 0 && shards_are_older(v->m, &st))
+    if (st.st_size > 0 && shards_are_older(v->m, fd))
         rc = k3_sums_resume(fd, v->m, first, &end_bytes, &v->crc, err);
     if (rc == 0 && (ftruncate(fd, (off_t)end_bytes) != 0 || lseek(fd, 0, SEEK_END) < 0))
         rc = k3_fail(err, -errno, "%s: %s", v->path, strerror(errno));
@@ -206,6 +238,7 @@ static int finish(struct verify *v, const char *dir, const char *path, struct k3
 static int make(struct verify *v, const char *dir, bool replace, struct k3_err *err)
 {
     char *path = NULL, *part = NULL;
+    uint32_t before = state_of_shards(v->m);
     size_t first = 0;
     int fd = -1, rc = 0;
 
@@ -237,6 +270,11 @@ static int make(struct verify *v, const char *dir, bool replace, struct k3_err *
     rc = begin_part(v, fileno(v->out), &first, err);
     if (rc == 0)
         rc = walk(v, first, make_one, "summed", err);
+    if (rc == 0 && state_of_shards(v->m) != before) {
+        (void)unlink(part); /* a time in the past may have been given to it: nothing to go on from */
+        rc = k3_untrusted(err, -ESTALE, "a shard of %s was written while it was read: no sums were made; run it again when the "
+                          "files are complete", dir);
+    }
     if (rc == 0)
         rc = finish(v, dir, path, err);
     if (rc == 0)

@@ -18,10 +18,10 @@
 
 struct cmdline {
     const char *model, *instance, *preset, *memory, *trunk_gb, *cache_gb, *trunk_device, *presets, *memory_from, *root, *shm;
-    const char *policy, *kernels, *verify, *io_depth, *io_block, *numa_trunk, *numa_expert, *numa_compute;
+    const char *policy, *kernels, *verify, *io_block, *numa_trunk, *numa_expert, *numa_compute;
     struct k3_str_list expert_devices;
     struct k3_plan_opts plan;
-    uint32_t layers, reserve_fd, prefetch;
+    uint32_t layers, reserve_fd, prefetch, io_depth;
     double rate;
     bool force_threads, hugetlb, list, table, shell, released;
 };
@@ -62,7 +62,7 @@ static bool parse(struct cmdline *c, int argc, char **argv, int *status)
         { "prefetch", K3_OPT_U32, &c->prefetch, "N", "no part of the plan", 0, 65535 },
         { "kernels", K3_OPT_STRING, &c->kernels, "NAME", "no part of the plan" },
         { "verify", K3_OPT_STRING, &c->verify, "WHEN", "no part of the plan" },
-        { "io-depth", K3_OPT_STRING, &c->io_depth, "N", "no part of the plan" },
+        { "io-depth", K3_OPT_U32, &c->io_depth, "N", "no part of the plan", 1, 256 },
         { "io-block", K3_OPT_STRING, &c->io_block, "SIZE", "no part of the plan" },
         { "numa-trunk", K3_OPT_STRING, &c->numa_trunk, "N", "no part of the plan" },
         { "numa-expert", K3_OPT_STRING, &c->numa_expert, "N", "no part of the plan" },
@@ -90,6 +90,7 @@ static int take_gb(const char *name, const char *text, uint64_t *out, struct k3_
 static int take_sizes(struct cmdline *c, struct k3_err *err)
 {
     struct k3_plan_opts *o = &c->plan;
+    uint64_t block_bytes;
     int rc;
 
     if (c->memory && (k3_parse_size(c->memory, &o->memory_bytes) < 0 || o->memory_bytes == 0))
@@ -109,8 +110,14 @@ static int take_sizes(struct cmdline *c, struct k3_err *err)
         return k3_refuse(err, -EINVAL, "--memory-from %.64s: must be shm, memfd or hugetlb", c->memory_from);
     if (c->policy && !k3_policy_find(c->policy))
         return k3_refuse(err, -EINVAL, "--policy %.64s: there is no such policy; there are %s", c->policy, k3_policy_names());
+    if (c->io_block && (k3_parse_size(c->io_block, &block_bytes) < 0 || block_bytes < 64u << 10 || block_bytes > 1u << 30 ||
+                        block_bytes % 4096))
+        return k3_refuse(err, -EINVAL, "--io-block %.64s: must be a multiple of 4K, from 64K to 1G", c->io_block);
     if (c->verify && strcmp(c->verify, "off") && strcmp(c->verify, "first") && strcmp(c->verify, "always"))
         return k3_refuse(err, -EINVAL, "--verify %.64s: must be off, first or always", c->verify);
+    if (o->threads > k3_cpus_allowed() && !c->force_threads)
+        return k3_refuse(err, -EINVAL, "--threads %u: this process may use %u CPUs; more threads only slow it down "
+                         "(--force-threads to insist)", o->threads, k3_cpus_allowed());
     if (o->threads == 0)
         o->threads = k3_cpus_allowed();
     return k3_instance_check(c->instance, err);
@@ -182,7 +189,8 @@ static int open_model(struct cmdline *c, struct k3_model **m, struct k3_err *err
     if (c->trunk_device)
         dirs[mo.n_dirs++] = c->trunk_device;
     for (size_t i = 0; i < c->expert_devices.n; i++)
-        dirs[mo.n_dirs++] = c->expert_devices.item[i];
+        if (!c->trunk_device || strcmp(c->expert_devices.item[i], c->trunk_device) != 0) /* one directory may serve both */
+            dirs[mo.n_dirs++] = c->expert_devices.item[i];
     return k3_model_open(m, &mo, err);
 }
 

@@ -228,11 +228,14 @@ static int begin(struct pack *p, struct k3_err *err)
 {
     struct k3_pack_header part;
     struct k3_pack_entry *old = NULL;
+    struct stat st;
     int rc;
 
     p->fd = open(p->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
     if (p->fd < 0)
         return k3_refuse(err, -errno, "%s cannot be written: %s", p->part, strerror(errno));
+    if (fstat(p->fd, &st) != 0 || !S_ISREG(st.st_mode))
+        return k3_refuse(err, -EINVAL, "%s is not a regular file: remove it", p->part);
     if (flock(p->fd, LOCK_EX | LOCK_NB) != 0)
         return k3_refuse(err, -EBUSY, "%s is being written by another k3-pack", p->part);
     p->keep = calloc(n_items(p) ? n_items(p) : 1, 1);

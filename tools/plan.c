@@ -349,6 +349,8 @@ static int refuse_floor(struct k3_plan *p, const struct k3_model *m, const struc
             add_word(words, sizeof(words), "--memory %" PRIu64 "M", least >> 20);
     }
     there_is(there, sizeof(there), mc, left);
+    if (limit < left)
+        snprintf(there + strlen(there), sizeof(there) - strlen(there), ", of which the family may take %s", gb(a, limit));
     if (o->ring_mb)
         snprintf(ring, sizeof(ring), "--ring-mb %u, ", o->ring_mb);
     if (o->memory_bytes != K3_PLAN_UNSET)

@@ -212,6 +212,10 @@ with open(sys.argv[1], "rb") as f:
     has "$ERR" "$M/k3.sums" "another model"
 }
 @test "options" {
+    mkfifo "$D/trunk.k3pack.part"
+    pack 2 --model "$M" --out "$D"
+    has "$ERR" "$D/trunk.k3pack.part" "regular"
+    rm "$D/trunk.k3pack.part"
     pack 2 --model "$M"
     has "$ERR" "--out DIR is needed"
     pack 2 --out "$D"

@@ -70,7 +70,20 @@ machine() { # machine MB
     refused '--policy fifo: .*lru, lfru' run_ up --dry-run --policy fifo
     refused '--verify maybe: must be' run_ up --dry-run --verify maybe
     refused '--prefetch x' run_ up --dry-run --prefetch x
+    refused '--threads 999: .*--force-threads' run_ up --dry-run --threads 999
+    refused '--io-depth 999: .*256' run_ up --dry-run --io-depth 999
+    refused '--io-block 63K: .*64K to 1G' run_ up --dry-run --io-block 63K
     nothing_left "$INSTANCE"
+}
+
+@test "one directory may serve trunk and experts" {
+    local both=$BATS_TEST_TMPDIR/both
+    mkdir "$both"
+    cp "$DEMO"/*.safetensors "$both"
+    run_ up --trunk-device "$both" --expert-device "$both" >"$BATS_TEST_TMPDIR/out"
+    router --ids 1,2,3 --max-tokens 2 --json </dev/null | grep -q '"finish_reason":"length"'
+    [ "$(find "/proc/$(pid_of k3-expertd)/fd" -lname "$both/*" | wc -l)" -gt 0 ]
+    [ "$(find "/proc/$(pid_of k3-trunkd)/fd" -lname "$both/*" | wc -l)" -gt 0 ]
 }
 
 @test "what a refusal says would fit does fit" {

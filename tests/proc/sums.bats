@@ -111,6 +111,23 @@ END
     ! grep -q "going on" "$ERR"
     cmp "$M/k3.sums" "$BATS_TEST_TMPDIR/whole"
 }
+@test "a shard that is written while it is read: no sums" {
+    place lm_head.weight
+    python3 -c 'import os, sys
+n = 10**18
+while True:
+    n += 1
+    os.utime(sys.argv[1], ns=(n, n))' "$file" 3>&- &
+    toucher=$!
+    until [ "$(stat -c %Y "$file")" -eq 1000000000 ]; do sleep 0.01; done
+    verify 4 --model "$M" --make || { kill $toucher; return 1; }
+    kill $toucher
+    grep -q "was written while it was read" "$ERR"
+    [ ! -e "$M/k3.sums" ]
+    wait $toucher || true
+    verify 0 --model "$M" --make
+    ! grep -q "going on" "$ERR"
+}
 @test "only one writes at a time" {
     : >"$M/k3.sums.part"
     exec 8<"$M/k3.sums.part"
