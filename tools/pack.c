@@ -378,7 +378,8 @@ static int look(struct pack *p, struct k3_err *err)
     int rc;
 
     if (stat(p->o->out, &st) != 0 || !S_ISDIR(st.st_mode))
-        return k3_refuse(err, -ENOTDIR, "--out %s: must be a directory that is there", p->o->out);
+        return k3_refuse(err, -ENOTDIR, "--out %s: must be a directory that is there: mount its drive and make it with mkdir; "
+                         "k3-pack does not make it, since without the drive it would fill the one below", p->o->out);
     if (access(p->path, F_OK) != 0)
         return 0;
     rc = k3_model_open(&m, &mo, err);

@@ -167,7 +167,7 @@ while True:
 }
 @test "options: a model, or an instance that runs; nothing else's" {
     verify 3
-    grep -q "is not running" "$ERR"
+    grep -q "is not running.*give the checkpoint with --model DIR" "$ERR"
     refused "nowhere" -- --model "$M/nowhere"
     refused "does not take --json" -- --model "$M" --json
     refused "unexpected \"k3-trunkd\"" -- k3-trunkd
