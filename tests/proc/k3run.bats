@@ -148,7 +148,7 @@ TEXT
     k3run up --commands --config "$BATS_TEST_TMPDIR/conf" | grep -- '--trunk-gb 16'
     # What is commented out is known, too.
     sed -Ei 's/^#([a-z-]+ = )/\1/; /^(memory|preset|instance|[a-z]+-device) = /d' "$BATS_TEST_TMPDIR/conf"
-    k3run up --commands --config "$BATS_TEST_TMPDIR/conf" | grep -- '--prefetch 0 --numa-node 0'
+    k3run up --commands --config "$BATS_TEST_TMPDIR/conf" --threads 1 | grep -- '--prefetch 0 --numa-node 0'
 }
 
 @test "a member that is killed is restarted at once, and one line says so" {
