@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/parse.h"
 #include "k3-computed/engine.h"
 #include "k3-computed/pass.h"
 #include "k3-expertd/expertd.h"
@@ -253,26 +254,16 @@ static int fill_floor(struct k3_plan *p, const struct k3_model *m, const struct 
 
 /* ---- words -------------------------------------------------------------------------------------------------------- */
 
-/* With a unit that fits. */
-static const char *gb(char out[32], uint64_t bytes)
-{
-    if (bytes >= 1000 * MB)
-        snprintf(out, 32, "%.2f GB", (double)bytes / 1e9);
-    else
-        snprintf(out, 32, bytes >= MB ? "%.1f MB" : "%.6f MB", (double)bytes / 1e6);
-    return out;
-}
-
 /* "23.1 GB are available (MemAvailable, less 8.1 GB promised to 1 other instance)" */
 static void there_is(char *out, size_t len, const struct k3_plan_machine *mc, uint64_t left)
 {
-    char a[32], b[32];
+    char a[K3_SIZE_TEXT], b[K3_SIZE_TEXT];
 
     if (mc->promised_bytes)
-        snprintf(out, len, "%s are available (%s, less %s promised to %u other instance%s)", gb(a, left), mc->why,
-                 gb(b, mc->promised_bytes), mc->n_others, mc->n_others == 1 ? "" : "s");
+        snprintf(out, len, "%s are available (%s, less %s promised to %u other instance%s)", k3_size_text(a, left), mc->why,
+                 k3_size_text(b, mc->promised_bytes), mc->n_others, mc->n_others == 1 ? "" : "s");
     else
-        snprintf(out, len, "%s are available (%s)", gb(a, left), mc->why);
+        snprintf(out, len, "%s are available (%s)", k3_size_text(a, left), mc->why);
 }
 
 static bool fits_with(const struct k3_model *m, struct k3_plan_opts o, const struct k3_plan *p, uint64_t limit)
@@ -321,7 +312,7 @@ static uint64_t least_memory(const struct k3_plan *p, const struct k3_model *m, 
 static int refuse_floor(struct k3_plan *p, const struct k3_model *m, const struct k3_plan_opts *o, uint64_t limit,
                         const struct k3_plan_machine *mc, uint64_t left, struct k3_err *err)
 {
-    char words[256] = "", there[400], a[32], b[32], c[32];
+    char words[256] = "", there[400], a[K3_SIZE_TEXT], b[K3_SIZE_TEXT], c[K3_SIZE_TEXT];
     struct k3_plan_opts less;
     const struct { const char *name; uint32_t *value; } halve[] = {
         { "--ctx", &less.ctx }, { "--sequences", &less.sequences }, { "--batch-rows", &less.batch_rows },
@@ -350,18 +341,18 @@ static int refuse_floor(struct k3_plan *p, const struct k3_model *m, const struc
     }
     there_is(there, sizeof(there), mc, left);
     if (limit < left)
-        snprintf(there + strlen(there), sizeof(there) - strlen(there), ", of which the family may take %s", gb(a, limit));
+        snprintf(there + strlen(there), sizeof(there) - strlen(there), ", of which the family may take %s", k3_size_text(a, limit));
     if (o->ring_mb)
         snprintf(ring, sizeof(ring), "--ring-mb %u, ", o->ring_mb);
     if (o->memory_bytes != K3_PLAN_UNSET)
         return k3_refuse(err, -ENOMEM, "--memory %s is %s less than the %s that this model needs at least with %s--ctx %u, "
-                         "--sequences %u and %u row%s; %s%s", gb(a, limit), gb(b, p->sum_bytes - limit),
-                         gb(c, p->sum_bytes), ring, o->ctx, o->sequences, p->opts.batch_rows, p->opts.batch_rows == 1 ? "" : "s",
+                         "--sequences %u and %u row%s; %s%s", k3_size_text(a, limit), k3_size_text(b, p->sum_bytes - limit),
+                         k3_size_text(c, p->sum_bytes), ring, o->ctx, o->sequences, p->opts.batch_rows, p->opts.batch_rows == 1 ? "" : "s",
                          words[0] ? "what would fit: " : "more memory is needed", words);
     return k3_refuse(err, -ENOMEM, "this model needs at least %s with %s--ctx %u, --sequences %u and %u row%s, %s: %s are "
-                     "missing; %s%s", gb(a, p->sum_bytes), ring, o->ctx, o->sequences, p->opts.batch_rows,
+                     "missing; %s%s", k3_size_text(a, p->sum_bytes), ring, o->ctx, o->sequences, p->opts.batch_rows,
                      p->opts.batch_rows == 1 ? "" : "s", there,
-                     gb(b, p->sum_bytes - limit), words[0] ? "what would fit: " : "more memory is needed", words);
+                     k3_size_text(b, p->sum_bytes - limit), words[0] ? "what would fit: " : "more memory is needed", words);
 }
 
 /* Budgets were given and are too large together. */
@@ -371,7 +362,7 @@ static int refuse_budgets(struct k3_plan *p, const struct k3_model *m, uint64_t 
     const struct k3_plan_opts *o = &p->opts;
     struct k3_plan q = *p;
     uint64_t over = p->sum_bytes - limit, trunk, cache, spare_trunk, spare_cache;
-    char words[256] = "", there[400], a[32], b[32];
+    char words[256] = "", there[400], a[K3_SIZE_TEXT], b[K3_SIZE_TEXT];
 
     /* What is more than the model has is not taken, so nothing is saved with it. */
     trunk = p->trunk_bytes < most_trunk(p, m) ? p->trunk_bytes : most_trunk(p, m);
@@ -397,12 +388,12 @@ static int refuse_budgets(struct k3_plan *p, const struct k3_model *m, uint64_t 
     if (!words[0])
         add_word(words, sizeof(words), "fewer --sequences, a shorter --ctx");
     if (o->memory_bytes != K3_PLAN_UNSET)
-        snprintf(there, sizeof(there), "--memory is %s", gb(a, limit));
+        snprintf(there, sizeof(there), "--memory is %s", k3_size_text(a, limit));
     else
         there_is(there, sizeof(there), mc, left);
     return k3_refuse(err, -ENOMEM, "the plan (--trunk-gb %.4g, --cache-gb %.4g and what else is needed) takes %s, but %s: %s "
                      "are missing; what would fit: %s", (double)p->trunk_bytes / 1e9, (double)p->cache_bytes / 1e9,
-                     gb(b, p->sum_bytes), there, gb((char[32]){ "" }, p->sum_bytes - limit), words);
+                     k3_size_text(b, p->sum_bytes), there, k3_size_text((char[K3_SIZE_TEXT]){ "" }, p->sum_bytes - limit), words);
 }
 
 /* ---- the division ------------------------------------------------------------------------------------------------- */
@@ -506,13 +497,13 @@ static int take_budgets(struct k3_plan *p, const struct k3_model *m, const struc
 
 static int check_given(const struct k3_plan_opts *o, uint64_t left, const struct k3_plan_machine *mc, struct k3_err *err)
 {
-    char there[400], a[32];
+    char there[400], a[K3_SIZE_TEXT];
 
     if (o->memory_bytes == K3_PLAN_UNSET || o->memory_bytes <= left)
         return 0;
     there_is(there, sizeof(there), mc, left);
     return k3_refuse(err, -ENOMEM, "--memory of %s is more than there is: %s; what would fit: --memory %" PRIu64 "M, or "
-                     "--preset auto", gb(a, o->memory_bytes), there, left >> 20);
+                     "--preset auto", k3_size_text(a, o->memory_bytes), there, left >> 20);
 }
 
 int k3_plan_make(struct k3_plan *out, const struct k3_model *m, const struct k3_plan_opts *opts,
@@ -522,7 +513,7 @@ int k3_plan_make(struct k3_plan *out, const struct k3_model *m, const struct k3_
     bool has_budget = opts->preset || opts->trunk_bytes != K3_PLAN_UNSET || opts->cache_bytes != K3_PLAN_UNSET;
     uint64_t left = mc->left_bytes, limit, most;
     bool too_large = false;
-    char a[32], b[32];
+    char a[K3_SIZE_TEXT], b[K3_SIZE_TEXT];
     int rc;
 
     *out = (struct k3_plan){ .opts = *opts };
@@ -548,11 +539,11 @@ int k3_plan_make(struct k3_plan *out, const struct k3_model *m, const struct k3_
             return refuse_budgets(out, m, limit, mc, left, err);
         if (too_large) {
             note(out, "--memory binds, not the preset: %s would take %s, %s are promised", opts->preset->name,
-                 gb(a, out->sum_bytes), gb(b, limit));
+                 k3_size_text(a, out->sum_bytes), k3_size_text(b, limit));
             rc = share(out, m, opts, limit, mc, left, err);
         } else if (has_memory) {
             note(out, "the preset binds, not --memory: %s takes %s of the %s allowed", opts->preset->name,
-                 gb(a, out->sum_bytes), gb(b, limit));
+                 k3_size_text(a, out->sum_bytes), k3_size_text(b, limit));
         }
     } else {
         rc = share(out, m, opts, limit, mc, left, err);
@@ -561,7 +552,7 @@ int k3_plan_make(struct k3_plan *out, const struct k3_model *m, const struct k3_
         return rc;
     most = k3_plan_most_bytes(out, m);
     if (out->sum_bytes >= most && has_memory && limit > most + most / 100)
-        note(out, "the model can use no more than %s: the rest of the %s is not taken", gb(a, most), gb(b, limit));
+        note(out, "the model can use no more than %s: the rest of the %s is not taken", k3_size_text(a, most), k3_size_text(b, limit));
     if (mc->shm_bytes != K3_MEMORY_NONE && out->segment_bytes > mc->shm_bytes)
         out->memfd = true;
     return 0;
