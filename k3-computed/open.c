@@ -43,18 +43,6 @@ static int check_prefetch(const struct k3_computed *c, struct k3_err *err)
                      c->opt.prefetch, cfg->n_experts, (unsigned long long)most, cfg->top_k);
 }
 
-static int check_threads(struct k3_computed *c, struct k3_err *err)
-{
-    uint32_t n_cpus = k3_cpus_allowed();
-
-    if (c->opt.threads == 0)
-        c->opt.threads = n_cpus;
-    if (c->opt.threads > n_cpus && !c->opt.force_threads)
-        return k3_refuse(err, -EINVAL, "--threads %u: this process may use %u CPUs; more threads only slow it down "
-                         "(--force-threads to insist)", c->opt.threads, n_cpus);
-    return 0;
-}
-
 /* ---- memory ------------------------------------------------------------------------------------------------------------ */
 
 static uint64_t add(uint64_t a, uint64_t b)
@@ -173,7 +161,7 @@ int k3_computed_open(struct k3_computed *c, struct k3_err *err)
     if (rc == 0)
         rc = open_kernels(c, err);
     if (rc == 0)
-        rc = check_threads(c, err);
+        rc = k3_threads_check(&c->opt.threads, c->opt.force_threads, err);
     if (rc == 0)
         rc = open_model(c, err);
     if (rc == 0)

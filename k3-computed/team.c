@@ -370,3 +370,15 @@ uint32_t k3_cpus_allowed(void)
 {
     return k3_team_quota("/proc/self/cgroup", "/proc/self/mountinfo", cpus_in_mask());
 }
+
+int k3_threads_check(uint32_t *n_threads, bool force, struct k3_err *err)
+{
+    uint32_t n_cpus = k3_cpus_allowed();
+
+    if (*n_threads == 0)
+        *n_threads = n_cpus;
+    if (*n_threads > n_cpus && !force)
+        return k3_refuse(err, -EINVAL, "--threads %u: this process may use %u CPUs; more threads only slow it down "
+                         "(--force-threads to insist)", *n_threads, n_cpus);
+    return 0;
+}

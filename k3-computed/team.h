@@ -2,6 +2,7 @@
 #ifndef K3_COMPUTED_TEAM_H
 #define K3_COMPUTED_TEAM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -17,6 +18,8 @@ uint32_t k3_team_size(const struct k3_team *t);
 typedef void k3_team_fn(void *arg, size_t i, uint32_t worker);
 void k3_team_run(struct k3_team *t, size_t n, size_t chunk, k3_team_fn *fn, void *arg);
 uint32_t k3_cpus_allowed(void);
+/* --threads and --force-threads: 0 becomes the CPUs allowed; more than those are refused unless forced. */
+int k3_threads_check(uint32_t *n_threads, bool force, struct k3_err *err);
 /* n_cpus lowered by the CPU quota (version 1 or 2, rounded down, at least 1) of the cgroup that cgroup_file
  * (/proc/self/cgroup) names and of all its ancestors that mountinfo_file (/proc/self/mountinfo) shows. */
 uint32_t k3_team_quota(const char *cgroup_file, const char *mountinfo_file, uint32_t n_cpus);

@@ -1,8 +1,10 @@
 /* CRC32C in plain C, eight bytes a step by eight tables; and the choice of the faster way. */
 #include "model/crc32c.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #define POLY 0x82f63b78u /* x^32 + x^28 + ... reflected */
 
@@ -47,4 +49,21 @@ int k3_crc32c_has_sse42(void)
 uint32_t k3_crc32c(uint32_t crc, const void *data, size_t len_bytes)
 {
     return k3_crc32c_has_sse42() ? k3_crc32c_sse42(crc, data, len_bytes) : k3_crc32c_c(crc, data, len_bytes);
+}
+
+int k3_crc32c_file(int fd, uint64_t off_bytes, uint64_t len_bytes, void *buf, size_t buf_bytes, uint32_t *crc)
+{
+    *crc = 0;
+    while (len_bytes) {
+        ssize_t n = pread(fd, buf, len_bytes < buf_bytes ? (size_t)len_bytes : buf_bytes, (off_t)off_bytes);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -ENODATA;
+        *crc = k3_crc32c(*crc, buf, (size_t)n);
+        off_bytes += (uint64_t)n;
+        len_bytes -= (uint64_t)n;
+    }
+    return 0;
 }

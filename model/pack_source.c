@@ -28,29 +28,19 @@ static size_t sum_of(const struct k3_model *m, size_t i)
 static int read_crc(const struct k3_model *m, size_t i, uint8_t *buf, uint32_t *crc, struct k3_err *err)
 {
     struct k3_sum_item item;
-    uint64_t at = 0;
+    const char *path;
     int fd, rc = k3_sums_item(m, sum_of(m, i), &item);
 
     if (rc < 0)
         return k3_fail(err, rc, "entry %zu of a packed trunk has no place in the shards", i);
-    fd = open(m->files[item.part[0].file].path, O_RDONLY | O_CLOEXEC);
+    path = m->files[item.part[0].file].path;
+    fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return k3_fail(err, -errno, "%s: %s", m->files[item.part[0].file].path, strerror(errno));
-    *crc = 0;
-    while (at < item.len_bytes) {
-        size_t want = item.len_bytes - at < K3_PIECE_BYTES ? (size_t)(item.len_bytes - at) : K3_PIECE_BYTES;
-        ssize_t n = pread(fd, buf, want, (off_t)(item.part[0].off_bytes + at));
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0) {
-            rc = k3_fail(err, n < 0 ? -errno : -ENODATA, "%s at %" PRIu64 ": %s", m->files[item.part[0].file].path,
-                         item.part[0].off_bytes + at, n < 0 ? strerror(errno) : "the file ends before");
-            break;
-        }
-        *crc = k3_crc32c(*crc, buf, (size_t)n);
-        at += (uint64_t)n;
-    }
+        return k3_fail(err, -errno, "%s: %s", path, strerror(errno));
+    rc = k3_crc32c_file(fd, item.part[0].off_bytes, item.len_bytes, buf, K3_PIECE_BYTES, crc);
+    if (rc < 0)
+        k3_fail(err, rc, "%s at %" PRIu64 ": %s", path, item.part[0].off_bytes,
+                rc == -ENODATA ? "the file ends before" : strerror(-rc));
     (void)posix_fadvise(fd, (off_t)item.part[0].off_bytes, (off_t)item.len_bytes, POSIX_FADV_DONTNEED);
     close(fd);
     return rc;

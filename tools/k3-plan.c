@@ -115,11 +115,9 @@ static int take_sizes(struct cmdline *c, struct k3_err *err)
         return k3_refuse(err, -EINVAL, "--io-block %.64s: must be a multiple of 4K, from 64K to 1G", c->io_block);
     if (c->verify && strcmp(c->verify, "off") && strcmp(c->verify, "first") && strcmp(c->verify, "always"))
         return k3_refuse(err, -EINVAL, "--verify %.64s: must be off, first or always", c->verify);
-    if (o->threads > k3_cpus_allowed() && !c->force_threads)
-        return k3_refuse(err, -EINVAL, "--threads %u: this process may use %u CPUs; more threads only slow it down "
-                         "(--force-threads to insist)", o->threads, k3_cpus_allowed());
-    if (o->threads == 0)
-        o->threads = k3_cpus_allowed();
+    rc = k3_threads_check(&o->threads, c->force_threads, err);
+    if (rc < 0)
+        return rc;
     return k3_instance_check(c->instance, err);
 }
 

@@ -170,27 +170,17 @@ static int keep_what_is_there(struct pack *p, const struct k3_pack_entry *old, s
     for (size_t item = 0; item < n_items(p); item++) {
         struct k3_pack_entry *e = &p->table[entry_of(p, item)];
         const struct k3_pack_entry *was = &old[entry_of(p, item)];
-        uint32_t crc = 0, sum;
+        uint32_t crc, sum;
         struct k3_sum_item what;
-        uint64_t at = 0;
+        int rc;
 
         if (was->done != 1 || was->off_bytes != e->off_bytes || was->len_bytes != e->len_bytes)
             continue;
-        while (at < e->len_bytes) {
-            size_t want = e->len_bytes - at < K3_PIECE_BYTES ? (size_t)(e->len_bytes - at) : K3_PIECE_BYTES;
-            ssize_t n = pread(p->fd, buf, want, (off_t)(e->off_bytes + at));
-
-            if (n < 0 && errno == EINTR)
-                continue;
-            if (n <= 0)
-                break;
-            crc = k3_crc32c(crc, buf, (size_t)n);
-            at += (uint64_t)n;
-        }
+        rc = k3_crc32c_file(p->fd, e->off_bytes, e->len_bytes, buf, K3_PIECE_BYTES, &crc);
         seen += e->len_bytes;
         (void)posix_fadvise(p->fd, (off_t)e->off_bytes, (off_t)e->len_bytes, POSIX_FADV_DONTNEED);
         k3_progress_show(&p->progress, seen);
-        if (at < e->len_bytes || crc != was->crc || k3_sums_item(p->m, item, &what) < 0 ||
+        if (rc < 0 || crc != was->crc || k3_sums_item(p->m, item, &what) < 0 ||
             contradicts(p, &what, crc, &sum)) /* then the shard decides, once more */
             continue;
         e->crc = crc;
