@@ -1,47 +1,10 @@
 /* k3-computed/engine.c: the life of a request, one pass after the other (engine.h). */
-#include "k3-computed/engine.h"
+#include "k3-computed/engine_private.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-#include "ipc/daemon.h"
-
-/* What one sequence got from a pass; written by draw(), without the lock. */
-struct outcome {
-    bool has_token, has_logits;
-    uint32_t token;
-    int rc; /* the logits were not finite */
-    struct k3_err err;
-};
-
-struct k3_engine {
-    struct k3_engine_opts o;
-    pthread_mutex_t lock;   /* everything below, but for what is marked */
-    pthread_cond_t changed; /* an event or a progress: polls wait on it */
-    pthread_cond_t work;    /* something is queued: the engine's thread waits on it */
-    struct k3_requests requests;
-    struct k3_request *queue_head, **queue_tail;
-    uint32_t n_queued, n_polls_waiting;
-    struct k3_seqs slots;
-    uint64_t n_admitted, n_passes;
-
-    bool in_pass;
-    uint32_t n_live;        /* sequences of the pass that have not ended meanwhile */
-    uint32_t n_rows, n_most, layer;
-    uint64_t pass_start_ns, layer_start_ns, layer_ns, pass_start_bytes, bytes_per_s, progress_seq;
-
-    struct k3_sampler *sampler; /* from here on: the engine's thread alone, no lock */
-    struct k3_row *rows;
-    struct k3_tracer_row *row_names; /* of the rows, for the trace */
-    float *logits;
-    struct outcome *outcome; /* one per slot */
-    uint16_t *guess;         /* [n_experts]: distinct ones of a layer */
-    uint8_t *guessed;        /* [n_experts] */
-};
 
 static uint64_t now_ns(const struct k3_engine *e)
 {
@@ -58,7 +21,7 @@ static uint32_t max_logits(uint32_t n_sequences, uint32_t batch_rows)
 
 uint64_t k3_engine_bytes(const struct k3_config *c, uint32_t ctx, uint32_t n_sequences, uint32_t batch_rows)
 {
-    return n_sequences * (k3_state_bytes(c, ctx) + sizeof(struct k3_seq) + sizeof(struct outcome)) +
+    return n_sequences * (k3_state_bytes(c, ctx) + sizeof(struct k3_seq) + sizeof(struct k3_outcome)) +
            (uint64_t)max_logits(n_sequences, batch_rows) * c->vocab * sizeof(float) + k3_sampler_bytes(c->vocab) +
            batch_rows * (sizeof(struct k3_row) + sizeof(struct k3_tracer_row));
 }
@@ -328,9 +291,9 @@ static void draw(struct k3_engine *e)
 
     for (uint32_t i = 0; i < e->slots.n; i++) {
         struct k3_seq *s = &e->slots.slot[i];
-        struct outcome *o = &e->outcome[i];
+        struct k3_outcome *o = &e->outcome[i];
 
-        *o = (struct outcome){ 0 };
+        *o = (struct k3_outcome){ 0 };
         for (uint32_t position = s->n_done; position < s->n_done + s->n_rows; position++) {
             struct k3_request *r = s->request;
             bool last = is_last_row(r, position) && !r->complete;
@@ -354,7 +317,7 @@ static void draw(struct k3_engine *e)
     }
 }
 
-static void publish_one(struct k3_engine *e, struct k3_seq *s, const struct outcome *o, uint64_t now)
+static void publish_one(struct k3_engine *e, struct k3_seq *s, const struct k3_outcome *o, uint64_t now)
 {
     struct k3_request *r = s->request;
     uint32_t n_prompt_left = r->n_prompt > s->n_done ? r->n_prompt - s->n_done : 0;
@@ -436,11 +399,6 @@ static void pass_stats(struct k3_engine *e)
     k3_stat_hist(e->o.stats, K3_CS_PASS_TIME, t.total_ns);
 }
 
-static uint64_t bytes_per_s(uint64_t bytes, uint64_t ns)
-{
-    return ns ? (uint64_t)((double)bytes * 1e9 / (double)ns) : 0;
-}
-
 int k3_engine_step(struct k3_engine *e)
 {
     struct k3_pass_hooks hooks = { .arg = e, .progress = on_layer };
@@ -493,8 +451,8 @@ int k3_engine_step(struct k3_engine *e)
     pthread_mutex_lock(&e->lock);
     now = k3_now_ns();
     e->in_pass = false;
-    e->bytes_per_s = bytes_per_s(atomic_load_explicit(&e->o.meter->bytes, memory_order_relaxed) - e->pass_start_bytes,
-                                 now - e->pass_start_ns);
+    e->bytes_per_s = k3_engine_bytes_per_s(
+        atomic_load_explicit(&e->o.meter->bytes, memory_order_relaxed) - e->pass_start_bytes, now - e->pass_start_ns);
     for (uint32_t i = 0; i < e->slots.n; i++)
         if (e->slots.slot[i].n_rows)
             e->slots.slot[i].last_pass = e->n_passes;
@@ -515,13 +473,6 @@ int k3_engine_step(struct k3_engine *e)
     return 1;
 }
 
-static struct timespec in_ns(uint64_t ns)
-{
-    uint64_t at = k3_now_ns() + ns;
-
-    return (struct timespec){ .tv_sec = (time_t)(at / 1000000000ull), .tv_nsec = (long)(at % 1000000000ull) };
-}
-
 void k3_engine_run(struct k3_engine *e)
 {
     int rc;
@@ -531,7 +482,7 @@ void k3_engine_run(struct k3_engine *e)
             continue;
         pthread_mutex_lock(&e->lock);
         if (!e->queue_head && !atomic_load(e->o.stop)) {
-            struct timespec tick = in_ns(K3_TICK_NS);
+            struct timespec tick = k3_engine_in_ns(K3_TICK_NS);
 
             pthread_cond_timedwait(&e->work, &e->lock, &tick);
         }
@@ -543,7 +494,7 @@ void k3_engine_run(struct k3_engine *e)
 
 void k3_engine_wait_fetched(struct k3_engine *e, uint64_t timeout_ns)
 {
-    struct timespec until = in_ns(timeout_ns);
+    struct timespec until = k3_engine_in_ns(timeout_ns);
 
     pthread_mutex_lock(&e->lock);
     while (k3_requests_unfetched(&e->requests) && pthread_cond_timedwait(&e->changed, &e->lock, &until) == 0)
@@ -604,130 +555,6 @@ int k3_engine_submit(struct k3_engine *e, const struct k3_submit *sub, bool drai
     return rc;
 }
 
-static int unknown(const char *id, const char *advice, struct k3_err *err)
-{
-    return k3_fail(err, -ENOENT, "unknown id %s: it was forgotten, or k3-computed was restarted%s", id, advice);
-}
-
-/* Weights of one pass: the trunk, and of the experts as many as the rows can route to. */
-static uint64_t pass_bytes(const struct k3_engine *e)
-{
-    const struct k3_config *c = &e->o.m->cfg;
-    uint64_t n_experts = (uint64_t)e->n_rows * c->top_k, n_moe = 0;
-
-    for (uint32_t layer = 0; layer < c->n_layers; layer++)
-        n_moe += k3_layer_is_dense(c, layer) ? 0 : 1;
-    if (n_experts > c->n_experts)
-        n_experts = c->n_experts;
-    return e->o.m->trunk_bytes + n_moe * n_experts * e->o.m->expert_bytes;
-}
-
-/* Seconds until the next token, from the moving time of a layer; lm_head counts as one more.  < 0: not known. */
-static double eta_s(const struct k3_engine *e, const struct k3_request *r)
-{
-    const struct k3_seq *s = r->slot;
-    uint64_t n_steps = e->o.m->cfg.n_layers + 1ull, n_left = 0, past_ns;
-    uint32_t n_rows = s && s->n_rows ? s->n_rows : 1, n_ids_left;
-
-    if (!s || !e->layer_ns)
-        return -1;
-    n_ids_left = k3_request_n_run(r) - s->n_done;
-    if (e->in_pass && s->n_rows) {
-        n_left = n_steps - e->layer;
-        n_ids_left -= s->n_rows;
-    }
-    n_left += n_steps * ((n_ids_left + (uint64_t)n_rows - 1) / n_rows);
-    past_ns = e->in_pass ? k3_now_ns() - e->layer_start_ns : 0;
-    if (past_ns > e->layer_ns)
-        past_ns = e->layer_ns;
-    return (double)(n_left * e->layer_ns > past_ns ? n_left * e->layer_ns - past_ns : 0) * 1e-9;
-}
-
-static uint32_t queue_ahead(const struct k3_engine *e, const struct k3_request *r)
-{
-    uint32_t n = 0;
-
-    for (const struct k3_request *q = e->queue_head; q && q != r; q = q->queue_next)
-        n++;
-    return n;
-}
-
-static void add_progress(const struct k3_engine *e, const struct k3_request *r, cJSON *reply)
-{
-    static const char *const phase[] = { "queued", "prefill", "decode" };
-    static const char *const waiting[] = { "none", "trunk", "expert" };
-    uint32_t waits = e->in_pass ? atomic_load_explicit(&e->o.meter->waiting, memory_order_relaxed) : K3_WAIT_NONE;
-    uint64_t bytes = atomic_load_explicit(&e->o.meter->bytes, memory_order_relaxed) - e->pass_start_bytes;
-    uint64_t past_ns = k3_now_ns() - e->pass_start_ns;
-    cJSON *p = cJSON_AddObjectToObject(reply, "progress");
-    double eta = eta_s(e, r);
-
-    cJSON_AddNumberToObject(p, "seq", (double)e->progress_seq);
-    cJSON_AddStringToObject(p, "phase", phase[r->phase]);
-    cJSON_AddNumberToObject(p, "layer", e->in_pass ? e->layer : 0);
-    cJSON_AddNumberToObject(p, "layers", e->o.m->cfg.n_layers);
-    cJSON_AddNumberToObject(p, "rows", e->in_pass ? e->n_rows : 0);
-    cJSON_AddNumberToObject(p, "position", r->slot ? r->slot->n_done : 0);
-    cJSON_AddNumberToObject(p, "positions", k3_request_n_run(r));
-    cJSON_AddNumberToObject(p, "bytes", e->in_pass ? (double)bytes : 0);
-    cJSON_AddNumberToObject(p, "bytes_pass", (double)pass_bytes(e));
-    /* The first tenth of a second says little: the rate of the last pass is better. */
-    cJSON_AddNumberToObject(p, "bytes_per_s", (double)(e->in_pass && (past_ns > 100000000ull || !e->bytes_per_s)
-                                                       ? bytes_per_s(bytes, past_ns) : e->bytes_per_s));
-    if (eta < 0)
-        cJSON_AddNullToObject(p, "eta_s");
-    else
-        cJSON_AddNumberToObject(p, "eta_s", eta);
-    cJSON_AddStringToObject(p, "waiting", waiting[waits <= K3_WAIT_EXPERT ? waits : K3_WAIT_NONE]);
-    if (r->phase == K3_QUEUED)
-        cJSON_AddNumberToObject(p, "ahead", queue_ahead(e, r));
-}
-
-static bool has_news(const struct k3_engine *e, const struct k3_request *r, uint32_t from, int64_t progress_from)
-{
-    return r->phase == K3_ENDED || k3_request_n_events(r) > from ||
-           (progress_from >= 0 && e->progress_seq > (uint64_t)progress_from);
-}
-
-int k3_engine_poll(struct k3_engine *e, const char *id, uint32_t from, int64_t progress_from, uint32_t wait_ms,
-                   cJSON *reply, struct k3_err *err)
-{
-    static const char *const state[] = { "queued", "prefill", "decode", "ended" };
-    struct k3_request *r;
-    struct timespec until;
-    cJSON *events;
-    int rc = 0;
-
-    pthread_mutex_lock(&e->lock);
-    if (wait_ms > K3_POLL_WAIT_MAX_MS)
-        wait_ms = K3_POLL_WAIT_MAX_MS;
-    if (e->n_polls_waiting >= K3_POLLS_WAITING_MAX && wait_ms > 100)
-        wait_ms = 100;
-    until = in_ns(wait_ms * 1000000ull);
-    e->n_polls_waiting++;
-    /* Found anew after every wait: it may have been forgotten meanwhile. */
-    while ((r = k3_requests_find(&e->requests, id)) && !has_news(e, r, from, progress_from) && rc == 0)
-        rc = pthread_cond_timedwait(&e->changed, &e->lock, &until);
-    e->n_polls_waiting--;
-    if (!r) {
-        pthread_mutex_unlock(&e->lock);
-        return unknown(id, "; submit it again", err);
-    }
-    events = cJSON_AddArrayToObject(reply, "events");
-    rc = events ? k3_request_events(r, from, events) : -ENOMEM;
-    cJSON_AddNumberToObject(reply, "next", k3_request_n_events(r));
-    cJSON_AddStringToObject(reply, "state", state[r->phase]);
-    if (r->phase != K3_ENDED) {
-        add_progress(e, r, reply);
-    } else if (rc == 0 && !r->fetched) {
-        r->fetched = true;
-        pthread_cond_broadcast(&e->changed);
-    }
-    cJSON_AddNumberToObject(reply, "generation", e->o.generation);
-    pthread_mutex_unlock(&e->lock);
-    return rc < 0 ? k3_fail(err, rc, "no memory for the events of %s", id) : 0;
-}
-
 int k3_engine_cancel(struct k3_engine *e, const char *id, struct k3_err *err)
 {
     struct k3_request *r;
@@ -737,7 +564,7 @@ int k3_engine_cancel(struct k3_engine *e, const char *id, struct k3_err *err)
     if (r && r->phase != K3_ENDED)
         request_end(e, r, K3_END_CANCELLED);
     pthread_mutex_unlock(&e->lock);
-    return r ? 0 : unknown(id, "", err);
+    return r ? 0 : k3_engine_unknown(id, "", err);
 }
 
 int k3_engine_forget(struct k3_engine *e, const char *id, struct k3_err *err)
@@ -752,5 +579,5 @@ int k3_engine_forget(struct k3_engine *e, const char *id, struct k3_err *err)
         k3_requests_remove(&e->requests, r);
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
-    return r ? 0 : unknown(id, "", err);
+    return r ? 0 : k3_engine_unknown(id, "", err);
 }

@@ -5,6 +5,7 @@
  *   events.c     a request, its event log as JSON, the table of all requests, expiry
  *   sequence.c   the slots with state, and how the rows of a pass are shared among them
  *   engine.c     the life of a request, one pass after the other
+ *   engine_poll.c what a poll answers: events, and how far the pass is
  *
  * A request:
  *   QUEUED  -> PREFILL  a slot is free, first come first served     engine_admit
@@ -134,7 +135,7 @@ void k3_seqs_rows(const uint32_t *n_left, uint32_t n, uint32_t n_budget, uint32_
 /* Sets n_rows of every slot; returns their sum. */
 uint32_t k3_seqs_plan(struct k3_seqs *s, uint32_t n_budget);
 
-/* ---- engine (engine.c) ------------------------------------------------------------------------------------------ */
+/* ---- engine (engine.c, engine_poll.c) ---------------------------------------------------------------------------- */
 
 enum k3_computed_stat {
     K3_CS_PASSES, K3_CS_PASS_ROWS, K3_CS_TOKENS, K3_CS_PROMPT_TOKENS, K3_CS_PASS_NS, K3_CS_TRUNK_WAIT_NS,
