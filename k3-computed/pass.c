@@ -297,10 +297,8 @@ static int finish(struct k3_pass *p, float *logits)
 {
     const struct k3_config *c = p->c;
     size_t h = c->hidden;
-    uint32_t n = 0;
+    uint32_t n = p->n_logits;
 
-    for (uint32_t i = 0; i < p->n_rows; i++)
-        n += p->rows[i].want_logits;
     if (n == 0 && !(p->hooks && p->hooks->layer_out))
         return 0;
     k3_pass_mix(p, c->n_layers, K3_R_OUT_RES_NORM, K3_R_OUT_RES_PROJ);
@@ -323,11 +321,14 @@ static int run_all(struct k3_pass *p, float *logits)
     const struct k3_pass_hooks *hooks = p->hooks;
     int rc;
 
+    k3_pass_stage(p, K3_STAGE_EMBED);
+    k3_pass_count_embed(p);
     for (uint32_t i = 0; i < p->n_rows; i++)
         if ((rc = p->src->embed(p->src->self, p->rows[i].token, p->prefix + (size_t)i * c->hidden,
                                 p->err)) < 0)
             return rc;
     for (uint32_t l = 0; l < c->n_layers; l++) {
+        k3_pass_stage(p, K3_STAGE_OTHER);
         if (hooks && hooks->progress && (rc = hooks->progress(hooks->arg, l, c->n_layers)) != 0)
             return k3_fail(p->err, rc < 0 ? rc : -ECANCELED, "pass cancelled at layer %u of %u", l,
                            c->n_layers);
@@ -340,6 +341,7 @@ static int run_all(struct k3_pass *p, float *logits)
     }
     if ((rc = finish(p, logits)) < 0)
         return rc;
+    k3_pass_stage(p, K3_STAGE_OTHER);
     return p->src->next_pass(p->src->self, p->err);
 }
 
@@ -360,7 +362,12 @@ int k3_pass_run(struct k3_pass *p, struct k3_source *src, const struct k3_row *r
     p->n_snaps = 0;
     p->next_matrix = 0;
     p->experts_open = false;
+    p->n_logits = 0;
+    for (uint32_t i = 0; i < n_rows; i++)
+        p->n_logits += rows[i].want_logits;
     memset(&p->times, 0, sizeof(p->times));
+    p->stage = K3_STAGE_OTHER;
+    p->stage_ns = t0;
     rc = run_all(p, logits);
     if (rc < 0) {
         struct k3_err second = K3_ERR_INIT; /* the first words are the ones that count */
@@ -374,11 +381,7 @@ int k3_pass_run(struct k3_pass *p, struct k3_source *src, const struct k3_row *r
         for (uint32_t s = 0; s < p->n_segs; s++)
             p->seg[s].state->positions += p->seg[s].n_rows;
     }
-    p->times.total_ns = k3_now_ns() - t0;
+    k3_pass_stage(p, K3_STAGE_OTHER);
+    p->times.total_ns = p->stage_ns - t0;
     return rc;
-}
-
-void k3_pass_times(const struct k3_pass *p, struct k3_pass_times *out)
-{
-    *out = p->times;
 }

@@ -58,8 +58,37 @@ uint64_t k3_pass_thread_bytes(const struct k3_config *c, uint32_t ctx);
 int k3_pass_run(struct k3_pass *p, struct k3_source *src, const struct k3_row *rows, uint32_t n_rows, float *logits,
                 const struct k3_pass_hooks *hooks, struct k3_err *err);
 
-/* Time split of the last pass. */
-struct k3_pass_times { uint64_t total_ns, trunk_wait_ns, expert_wait_ns; uint64_t distinct_experts, routed_rows; };
+/* What a pass is doing.  At any time it is in exactly one stage, the waits included. */
+enum k3_stage {
+    K3_STAGE_EMBED,      /* embedding rows */
+    K3_STAGE_RES,        /* attention residuals: mixes and snapshots (spec/model.md 4.6) */
+    K3_STAGE_NORM,       /* RMS norms and sums of the residual stream */
+    K3_STAGE_PROJ,       /* matrices of the attention layers: q, k, v, f, b, g, o; q_a, q_b, kv_a, g, o */
+    K3_STAGE_KDA,        /* convolution, decay, recurrence, gate (4.4) */
+    K3_STAGE_LATENT,     /* latent rows appended, kv_b folded into the query, attention, output of the heads, gate (4.5) */
+    K3_STAGE_ROUTER,     /* router gate, top-k, rows sorted by expert, experts asked for; look-ahead */
+    K3_STAGE_MLP,        /* shared experts, latent down and up, dense MLP */
+    K3_STAGE_EXPERTS,    /* routed experts */
+    K3_STAGE_LM_HEAD,
+    K3_STAGE_OTHER,      /* checks, hooks, end of the pass */
+    K3_STAGE_TRUNK_WAIT, /* for a row block */
+    K3_STAGE_EXPERT_WAIT,
+    K3_N_STAGES
+};
+const char *k3_stage_name(enum k3_stage stage);
+
+/* What the last pass took, and what it had to touch.  stage[].ns sum to total_ns.  After a failed pass: up to the failure.
+ *   bytes  what has to come from memory at least once: weights of the rows and experts multiplied (embedding rows in
+ *          K3_STAGE_EMBED), and of the states: for every sequence and KDA layer S and the convolution tails, read and
+ *          written, for every sequence and MLA layer the latent rows from 0 to its last position
+ *   flop   2 for each multiply-add of the matrices (rows of x that were multiplied), and by formula for each row of the
+ *          recurrence 7 dim^2 a head + 6 taps a channel, of attention 2 (2 kv_lora + qk_rope) a head and position */
+struct k3_pass_times {
+    uint64_t total_ns, trunk_wait_ns, expert_wait_ns;
+    uint64_t distinct_experts, routed_rows;
+    uint64_t weight_bytes, state_bytes, flop; /* sums over the stages */
+    struct k3_stage_times { uint64_t ns, bytes, flop; } stage[K3_N_STAGES];
+};
 void k3_pass_times(const struct k3_pass *p, struct k3_pass_times *out);
 
 #endif

@@ -87,6 +87,8 @@ int k3_pass_kda(struct k3_pass *p, uint32_t layer, float *out)
         (rc = k3_pass_mul(p, layer, K3_W_KDA_B, beta, heads, p->x, h, p->n_rows, NULL)) < 0 ||
         (rc = k3_pass_mul(p, layer, K3_W_KDA_G, g, width, p->x, h, p->n_rows, NULL)) < 0)
         return rc;
+    k3_pass_stage(p, K3_STAGE_KDA);
+    k3_pass_count_kda(p);
     k3_team_run(p->team, p->n_segs * heads, 1, kda_head, &j);
     return k3_pass_mul(p, layer, K3_W_KDA_O, out, h, q, width, p->n_rows, NULL);
 }

@@ -40,6 +40,8 @@ void k3_pass_look(struct k3_pass *p, uint32_t next)
         k3_bug("look-ahead of %u experts: rows have %llu floats", j.k, (unsigned long long)p->u_floats);
     k3_pass_mix(p, next, K3_R_MLP_RES_NORM, K3_R_MLP_RES_PROJ);
     k3_pass_norm(p, p->x, p->x, c->hidden, k3_pass_resident(p, next, K3_R_POST_NORM), c->hidden, c->rms_eps);
+    k3_pass_stage(p, K3_STAGE_ROUTER);
+    k3_pass_count_matrix(p, gate);
     for (uint32_t i = 0; i < gate->n_pieces; i++) {
         const struct k3_piece *piece = &p->m->pieces[gate->first_piece + i];
 

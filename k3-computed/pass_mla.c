@@ -140,6 +140,8 @@ int k3_pass_mla(struct k3_pass *p, uint32_t layer, float *out)
     if ((rc = k3_pass_mul(p, layer, K3_W_MLA_QB, q, q_width, qa, c->q_lora, p->n_rows, NULL)) < 0 ||
         (rc = k3_pass_mul(p, layer, K3_W_MLA_KVA, kv, width, p->x, h, p->n_rows, NULL)) < 0)
         return rc;
+    k3_pass_stage(p, K3_STAGE_LATENT);
+    k3_pass_count_latent(p);
     k3_team_run(p->team, p->n_rows, 4, append_row, &j);
     /* All rows are in the cache now; each sees its own sequence up to itself. */
     if ((rc = k3_pass_blocks(p, layer, K3_W_MLA_KVB, c->qk_nope + c->v_dim, heads_block, &j)) < 0)
@@ -147,6 +149,7 @@ int k3_pass_mla(struct k3_pass *p, uint32_t layer, float *out)
     if (c->mla_gate) {
         if ((rc = k3_pass_mul(p, layer, K3_W_MLA_G, gate, o_width, p->x, h, p->n_rows, NULL)) < 0)
             return rc;
+        k3_pass_stage(p, K3_STAGE_LATENT);
         k3_team_run(p->team, p->n_rows, 1, gate_row, &j);
     }
     return k3_pass_mul(p, layer, K3_W_MLA_O, out, h, o, o_width, p->n_rows, NULL);

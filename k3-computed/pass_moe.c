@@ -130,10 +130,11 @@ static int routed_experts(struct k3_pass *p, uint32_t n_distinct, const float *z
     for (uint32_t i = 0; i < n_distinct; i++) {
         struct k3_expert_view view;
         uint32_t e = p->distinct[i];
-        uint64_t t0 = k3_now_ns();
-        int rc = p->src->expert_next(p->src->self, &view, p->err);
+        int rc;
 
-        p->times.expert_wait_ns += k3_now_ns() - t0;
+        k3_pass_stage(p, K3_STAGE_EXPERT_WAIT);
+        rc = p->src->expert_next(p->src->self, &view, p->err);
+        k3_pass_stage(p, K3_STAGE_EXPERTS);
         if (rc < 0)
             return rc;
         if (view.expert != e)
@@ -141,6 +142,7 @@ static int routed_experts(struct k3_pass *p, uint32_t n_distinct, const float *z
         j.view = &view;
         j.pair = p->pair + p->first[e];
         j.n = p->first[e + 1] - p->first[e];
+        k3_pass_count_expert(p, j.n);
         for (uint32_t r = 0; r < j.n; r++)
             memcpy(x + r * lat, z + (j.pair[r] / c->top_k) * lat, lat * sizeof(float));
         j.tile = k3_pass_tile(p, c->moe_inter);

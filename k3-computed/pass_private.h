@@ -84,9 +84,23 @@ struct k3_pass {
     struct k3_err *err;
     uint32_t n_rows, n_segs, n_snaps;
     uint32_t next_matrix; /* schedule order is kept, or it is our bug */
+    uint32_t n_logits; /* rows that want logits */
     bool experts_open;
     struct k3_pass_times times;
+    enum k3_stage stage; /* the one at work, since stage_ns */
+    uint64_t stage_ns;
 };
+
+/* pass_times.c.  From here on the time belongs to `stage`; on the thread that runs the pass. */
+void k3_pass_stage(struct k3_pass *p, enum k3_stage stage);
+enum k3_stage k3_pass_role_stage(enum k3_role role);
+/* What is about to be multiplied or walked, as bytes and FLOP of its stage (pass.h): the embedding rows; a matrix by all rows
+ * (lm_head: by those that want logits); an expert by n_rows; the states of all sequences in a KDA layer, an MLA layer. */
+void k3_pass_count_embed(struct k3_pass *p);
+void k3_pass_count_matrix(struct k3_pass *p, const struct k3_matrix *mat);
+void k3_pass_count_expert(struct k3_pass *p, uint32_t n_rows);
+void k3_pass_count_kda(struct k3_pass *p);
+void k3_pass_count_latent(struct k3_pass *p);
 
 static inline float *k3_pass_scratch(const struct k3_pass *p, uint32_t worker)
 {

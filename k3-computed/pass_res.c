@@ -33,6 +33,7 @@ void k3_pass_mix(struct k3_pass *p, uint32_t layer, enum k3_resident_role norm,
 {
     struct row_job j = { .p = p };
 
+    k3_pass_stage(p, K3_STAGE_RES);
     /* Folded anew for each call: 7168 products against 5.3 MB that would have to stay in memory. */
     p->k->mul_vec(p->f, k3_pass_resident(p, layer, norm), k3_pass_resident(p, layer, proj),
                   p->c->hidden);
@@ -53,6 +54,7 @@ void k3_pass_push(struct k3_pass *p)
 {
     struct row_job j = { .p = p };
 
+    k3_pass_stage(p, K3_STAGE_RES);
     k3_team_run(p->team, p->n_rows, 4, push_row, &j);
     p->n_snaps++;
 }
@@ -70,6 +72,7 @@ void k3_pass_norm(struct k3_pass *p, float *y, const float *x, size_t ld, const 
 {
     struct row_job j = { .p = p, .y = y, .x = x, .w = w, .ld = ld, .n = n, .eps = eps };
 
+    k3_pass_stage(p, K3_STAGE_NORM);
     k3_team_run(p->team, p->n_rows, 4, norm_row, &j);
 }
 
@@ -86,5 +89,6 @@ void k3_pass_add(struct k3_pass *p, float *y, const float *x, uint32_t n)
 {
     struct row_job j = { .p = p, .y = y, .x = x, .n = n };
 
+    k3_pass_stage(p, K3_STAGE_NORM);
     k3_team_run(p->team, p->n_rows, 8, add_row, &j);
 }

@@ -30,6 +30,7 @@ int k3_pass_blocks(struct k3_pass *p, uint32_t layer, enum k3_role role, uint32_
                k3_role_name(role), layer, index, p->next_matrix);
     p->next_matrix++;
     mat = &p->m->matrices[index];
+    k3_pass_count_matrix(p, mat);
     unit_bytes = (uint64_t)unit * mat->n_cols * k3_dtype_bytes(mat->dtype);
     units = unit_bytes ? p->src->block_bytes / unit_bytes : 1;
     if (units == 0)
@@ -40,11 +41,12 @@ int k3_pass_blocks(struct k3_pass *p, uint32_t layer, enum k3_role role, uint32_
         for (uint32_t row = 0; row < piece->n_rows;) {
             uint32_t left = piece->n_rows - row;
             uint32_t n = units * unit < left ? (uint32_t)(units * unit) : left;
-            uint64_t t0 = k3_now_ns();
             const void *w;
-            int rc = p->src->rows(p->src->self, mat->first_piece + i, row, n, &w, p->err);
+            int rc;
 
-            p->times.trunk_wait_ns += k3_now_ns() - t0;
+            k3_pass_stage(p, K3_STAGE_TRUNK_WAIT);
+            rc = p->src->rows(p->src->self, mat->first_piece + i, row, n, &w, p->err);
+            k3_pass_stage(p, k3_pass_role_stage(role));
             if (rc < 0)
                 return rc;
             fn(arg, mat, w, piece->row + row, n);

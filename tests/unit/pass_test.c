@@ -335,6 +335,56 @@ static void each_expert_once_a_layer(void **state)
     k3_runner_close(&r);
 }
 
+/* Shape 1 (F32): two sequences in one pass, at 4 and 0 positions, 3 and 2 rows, two of them with logits. */
+static void stages_have_all_of_a_pass(void **state)
+{
+    const struct k3_config *c = &shapes[1].cfg;
+    const struct k3_model *m = worlds[1].m;
+    uint64_t head = 4ull * c->vocab * c->hidden, ns = 0, bytes = 0, flop;
+    float *logits = calloc(4 * (size_t)c->vocab, sizeof(float));
+    struct k3_state *a = k3_world_state(&worlds[1], N_IDS), *b = k3_world_state(&worlds[1], N_IDS);
+    struct k3_file_source_counts before, after;
+    struct k3_pass_times t;
+    struct k3_row rows[5];
+    struct k3_runner r;
+
+    (void)state;
+    assert_non_null(logits);
+    assert_true(k3_runner_open(&r, &worlds[1], (struct k3_world_opts){ .threads = 2 }));
+    k3_runner_feed(&r, a, ids[1], 4, 4, logits, NULL);
+    for (uint32_t i = 0; i < 5; i++)
+        rows[i] = (struct k3_row){ i < 3 ? a : b, ids[1][i], i < 3 ? 4 + i : i - 3, i == 2 || i == 4 };
+    k3_file_source_counts(r.file, &before);
+    k3_runner_run(&r, rows, 5, logits, NULL);
+    k3_file_source_counts(r.file, &after);
+    k3_pass_times(r.pass, &t);
+    for (int i = 0; i < K3_N_STAGES; i++) {
+        ns += t.stage[i].ns;
+        bytes += t.stage[i].bytes;
+        assert_true(t.stage[i].ns > 0); /* this shape has all of them */
+        for (int other = 0; other < i; other++)
+            assert_string_not_equal(k3_stage_name(i), k3_stage_name(other));
+    }
+    assert_int_equal(ns, t.total_ns);
+    assert_int_equal(t.stage[K3_STAGE_TRUNK_WAIT].ns, t.trunk_wait_ns);
+    assert_int_equal(t.stage[K3_STAGE_EXPERT_WAIT].ns, t.expert_wait_ns);
+    assert_int_equal(bytes, t.weight_bytes + t.state_bytes);
+    assert_int_equal(t.weight_bytes, after.block_bytes - before.block_bytes +
+                                         (after.experts - before.experts) * m->expert_bytes + 5 * 4ull * c->hidden);
+    /* Two sequences, three KDA layers: S and tails, read and written; two MLA layers: 7 and 2 latent rows. */
+    assert_int_equal(t.stage[K3_STAGE_KDA].bytes, 2 * 3 * 2 * (5 * 6 * 6 + 3 * 2 * 5 * 6) * 4);
+    assert_int_equal(t.state_bytes - t.stage[K3_STAGE_KDA].bytes, 2 * (7 + 2) * (21 + 3) * 4);
+    flop = 2 * (m->trunk_bytes - head) / 4 * 5 + 2 * head / 4 * 2;
+    flop += 3 * 5 * 6 * 32 * 64;                         /* three MoE layers, top-k 1 */
+    flop += 3 * 5 * (7 * 5 * 6 * 6 + 6 * 3 * 5 * 6);     /* recurrence and convolution */
+    flop += 2 * (5 + 6 + 7 + 1 + 2) * 3 * 2 * (24 + 21); /* positions seen, heads */
+    assert_int_equal(t.flop, flop);
+    free(logits);
+    k3_state_free(a);
+    k3_state_free(b);
+    k3_runner_close(&r);
+}
+
 /* ---- errors ---- */
 
 static void a_failed_read_spoils_and_is_repaired(void **state)
@@ -508,6 +558,7 @@ int main(void)
         cmocka_unit_test(beside_other_sequences),
         cmocka_unit_test(rows_that_want_no_logits),
         cmocka_unit_test(each_expert_once_a_layer),
+        cmocka_unit_test(stages_have_all_of_a_pass),
         cmocka_unit_test(a_failed_read_spoils_and_is_repaired),
         cmocka_unit_test(progress_cancels),
         cmocka_unit_test(refused_rows_touch_nothing),
