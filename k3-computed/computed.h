@@ -17,7 +17,7 @@ struct k3_computed_options {
     const char *model, *kernels;
     struct k3_str_list devices;
     uint32_t numa_node;
-    uint32_t ctx, sequences, batch_rows, threads, layers, prefetch; /* threads 0: the CPUs allowed; layers 0: all */
+    uint32_t ctx, sequences, batch_rows, threads, layers, prefetch; /* threads 0: the cores allowed; layers 0: all */
     uint32_t requests_mb;
     bool force_threads;
 };
@@ -30,6 +30,7 @@ struct k3_computed {
     struct k3_model *model;
     const struct k3_kernels *kernels;
     struct k3_daemon *daemon;
+    struct k3_cpus cpus;   /* when it started */
     struct k3_team *team;
     struct k3_pass *pass;
     struct k3_shm_source *source;

@@ -155,13 +155,15 @@ static int open_engine(struct k3_computed *c, struct k3_err *err)
 
 int k3_computed_open(struct k3_computed *c, struct k3_err *err)
 {
-    /* First: the default of --threads is the node's CPUs, and memory and threads inherit the node. */
+    /* First: the default of --threads is the node's cores, and memory and threads inherit the node. */
     int rc = k3_numa_go(c->opt.numa_node == K3_NODE_ANY ? -1 : (int)c->opt.numa_node, err);
 
     if (rc == 0)
         rc = open_kernels(c, err);
     if (rc == 0)
-        rc = k3_threads_check(&c->opt.threads, c->opt.force_threads, err);
+        k3_cpus_read(&c->cpus, "", NULL);
+    if (rc == 0)
+        rc = k3_cpus_check(&c->cpus, &c->opt.threads, c->opt.force_threads, err);
     if (rc == 0)
         rc = open_model(c, err);
     if (rc == 0)
@@ -175,6 +177,8 @@ int k3_computed_open(struct k3_computed *c, struct k3_err *err)
         return rc;
     k3_daemon_on_stop(c->daemon, on_stop, c);
     rc = k3_team_new(&c->team, c->opt.threads, err);
+    if (rc == 0)
+        (void)k3_team_pin(c->team, &c->cpus);
     if (rc == 0)
         rc = k3_pass_new(&c->pass, c->model, c->kernels, c->team, c->opt.batch_rows, err);
     if (rc == 0)
@@ -229,6 +233,13 @@ void k3_computed_info(void *arg, cJSON *reply)
     cJSON_AddNumberToObject(reply, "vocab", cfg->vocab);
     cJSON_AddStringToObject(reply, "kernels", c->kernels->name);
     cJSON_AddNumberToObject(reply, "threads", k3_team_size(c->team));
+    cJSON_AddBoolToObject(reply, "threads_pinned", k3_team_pinned(c->team));
+    cJSON_AddNumberToObject(reply, "cores", c->cpus.n_cores);
+    cJSON_AddNumberToObject(reply, "cpus", c->cpus.n_cpus);
+    if (c->cpus.n_quota == K3_CPUS_NO_QUOTA)
+        cJSON_AddNullToObject(reply, "cpu_quota");
+    else
+        cJSON_AddNumberToObject(reply, "cpu_quota", c->cpus.n_quota);
     if (c->opt.numa_node == K3_NODE_ANY)
         cJSON_AddNullToObject(reply, "numa_node");
     else

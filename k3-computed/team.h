@@ -1,4 +1,4 @@
-/* k3-computed/team.h: one team of pthreads; futex waits, no spinning. */
+/* k3-computed/team.h: one team of pthreads; futex waits; it spins for microseconds at most. */
 #ifndef K3_COMPUTED_TEAM_H
 #define K3_COMPUTED_TEAM_H
 
@@ -7,9 +7,10 @@
 #include <stdint.h>
 
 #include "ipc/err.h"
+#include "k3-computed/cpus.h"
 
 struct k3_team;
-/* n_threads includes the caller.  0 = the CPUs that the affinity mask and the cgroup quota allow. */
+/* n_threads includes the caller.  0 = the default of cpus.h. */
 int k3_team_new(struct k3_team **out, uint32_t n_threads, struct k3_err *err);
 void k3_team_free(struct k3_team *t);
 uint32_t k3_team_size(const struct k3_team *t);
@@ -17,11 +18,13 @@ uint32_t k3_team_size(const struct k3_team *t);
  * are done.  Called from one thread only, never nested.  The results must not depend on which worker ran what. */
 typedef void k3_team_fn(void *arg, size_t i, uint32_t worker);
 void k3_team_run(struct k3_team *t, size_t n, size_t chunk, k3_team_fn *fn, void *arg);
-uint32_t k3_cpus_allowed(void);
-/* --threads and --force-threads: 0 becomes the CPUs allowed; more than those are refused unless forced. */
-int k3_threads_check(uint32_t *n_threads, bool force, struct k3_err *err);
-/* n_cpus lowered by the CPU quota (version 1 or 2, rounded down, at least 1) of the cgroup that cgroup_file
- * (/proc/self/cgroup) names and of all its ancestors that mountinfo_file (/proc/self/mountinfo) shows. */
-uint32_t k3_team_quota(const char *cgroup_file, const char *mountinfo_file, uint32_t n_cpus);
+
+/* Binds worker i to core i (all of its allowed CPUs; the thread that runs jobs is bound by its first one, and let go by
+ * k3_team_free), where the team has one thread for each core of *c and no quota lowers them.  Only then is nothing chosen:
+ * with fewer threads than cores two instances would both take the first cores and leave the others idle, so the kernel
+ * places them.  A bound team looks for the next job for K3_TEAM_SPIN_NS before it sleeps.  False: not bound, or refused. */
+#define K3_TEAM_SPIN_NS 20000u
+bool k3_team_pin(struct k3_team *t, const struct k3_cpus *c);
+bool k3_team_pinned(const struct k3_team *t);
 
 #endif

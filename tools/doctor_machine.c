@@ -148,11 +148,16 @@ static void groups(struct k3_doctor *d)
 static void cpu(struct k3_doctor *d)
 {
     const char *name = k3_kernels_get("auto")->name;
-    uint32_t n = k3_cpus_allowed();
+    struct k3_cpus c;
 
-    k3_doctor_say(d, strcmp(name, "c") == 0 ? K3_FOUND_SLOW : K3_FOUND_OK, "CPU", "%u CPU%s allowed, kernels %s%s", n,
-                  n == 1 ? "" : "s", name, strcmp(name, "c") == 0 ? ": no AVX2 here, arithmetic will be slow" : "");
-    k3_doctor_number(d, "cpus", n);
+    k3_cpus_read(&c, "", NULL);
+    k3_doctor_say(d, strcmp(name, "c") == 0 ? K3_FOUND_SLOW : K3_FOUND_OK, "CPU", "%u CPU%s on %u core%s allowed, %u thread%s "
+                  "of a pass, kernels %s%s", c.n_cpus, c.n_cpus == 1 ? "" : "s", c.n_cores, c.n_cores == 1 ? "" : "s",
+                  c.n_threads, c.n_threads == 1 ? "" : "s", name,
+                  strcmp(name, "c") == 0 ? ": no AVX2 here, arithmetic will be slow" : "");
+    k3_doctor_number(d, "cpus", c.n_cpus);
+    k3_doctor_number(d, "cores", c.n_cores);
+    k3_doctor_number(d, "threads", c.n_threads);
 }
 
 void k3_doctor_machine(struct k3_doctor *d, const char *shm_dir)

@@ -119,7 +119,7 @@ static void advise(struct k3_doctor *d, const struct cmdline *c, const struct k3
                    const char *const *dirs, size_t n)
 {
     struct k3_plan_opts o = { .memory_bytes = K3_PLAN_UNSET, .trunk_bytes = K3_PLAN_UNSET, .cache_bytes = K3_PLAN_UNSET,
-                              .ctx = c->ctx, .sequences = c->sequences, .threads = k3_cpus_allowed() };
+                              .ctx = c->ctx, .sequences = c->sequences, .threads = k3_threads_default() };
     struct k3_plan_machine mc = { .promised_bytes = 0 };
     struct k3_err err = K3_ERR_INIT;
     struct k3_memory memory;
@@ -224,7 +224,7 @@ static int examine(struct k3_doctor *d, const struct cmdline *c, struct k3_err *
     else
         rc = k3_doctor_drives(d, dirs, n, &speed, err);
     if (rc == 0)
-        rc = k3_doctor_kernels(d, k3_cpus_allowed(), &speed, err);
+        rc = k3_doctor_kernels(d, k3_threads_default(), &speed, err);
     if (rc == 0)
         advise(d, c, m, &speed, dirs, n);
     k3_model_close(m);

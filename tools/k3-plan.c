@@ -41,7 +41,7 @@ static bool parse(struct cmdline *c, int argc, char **argv, int *status)
         { "ctx", K3_OPT_U32, &o->ctx, "N", "positions of one sequence (default 4096)", 1, 1u << 24 },
         { "sequences", K3_OPT_U32, &o->sequences, "N", "sequences at the same time (default 1)", 1, K3_SEQUENCES_MAX },
         { "batch-rows", K3_OPT_U32, &o->batch_rows, "N", "rows of one pass at most (default: by the memory)", 1, 4096 },
-        { "threads", K3_OPT_U32, &o->threads, "N", "threads of a pass (default: the CPUs allowed)", 1, 1024 },
+        { "threads", K3_OPT_U32, &o->threads, "N", "threads of a pass (default: one a core, fewer under a quota)", 1, 1024 },
         { "layers", K3_OPT_U32, &c->layers, "N", "only the first N layers", 1, K3_MAX_LAYERS },
         { "trunk-device", K3_OPT_STRING, &c->trunk_device, "DIR", "the trunk's shards are read here" },
         { "expert-device", K3_OPT_LIST, &c->expert_devices, "DIR", "directory with shards of experts" },

@@ -48,6 +48,29 @@ undisturbed() { # the tokens of the answer that is disturbed below
     [ "$(stat_of k3-computed expert_reattached)" -eq 1 ]
 }
 
+@test "waiting costs no CPU: without requests, and for weights that do not come in the middle of a pass" {
+    all_three --ctx 4096 --batch-rows 16
+    ticks() { awk '{ sub(/.*\) /, ""); print $12 + $13 }' "/proc/$1/stat"; } # utime + stime
+    least() { # least PID: hundredths of CPU time in one second, the better of three: the end of what was before is no waiting
+        local i a n=1000
+        for i in 1 2 3; do
+            a=$(ticks "$1"); sleep 1; a=$(($(ticks "$1") - a))
+            [ "$a" -lt "$n" ] && n=$a
+        done
+        echo "$n"
+    }
+    for pid in "$COMPUTED" "$TRUNKD" "$EXPERTD"; do [ "$(least "$pid")" -le $((2 * SLOW)) ]; done
+    submit $ID 4000 | ask >/dev/null
+    request poll $ID '"from":5,"wait_ms":5000' | ask >/dev/null
+    kill -STOP "$TRUNKD"
+    n=$(least "$COMPUTED") m=$(least "$EXPERTD")
+    waiting=$(request poll $ID '"from":0' | ask | jq -r '.progress.waiting')
+    kill -CONT "$TRUNKD"
+    echo "computed $n expertd $m waiting $waiting"
+    [ "$n" -le $((2 * SLOW)) ] && [ "$m" -le $((2 * SLOW)) ]
+    [ "$waiting" = trunk ]
+}
+
 @test "an answer is cancelled while k3-trunkd is dead; the next one is right" {
     all_three --ctx 4096 --batch-rows 16
     submit $ID 4000 | ask >/dev/null

@@ -101,13 +101,29 @@ teardown() { for i in 1 2 3 4; do request forget 0000000000000000000000000000000
     [ "$STATUS" -eq 2 ]
     tail -1 "$LOG/computed.log" | grep -q "$(head -1 <"$BATS_FILE_TMPDIR/pids" | cut -d' ' -f1)" # names the holder
     run "$K3_BIN/k3-computed" --model "$DEMO" --instance "$INSTANCE-x" --threads 1000
-    [ "$status" -eq 2 ] && [[ $output == *"--threads 1000: this process may use"* ]]
+    [ "$status" -eq 2 ] && [[ $output =~ "--threads 1000: this process may use "[0-9]+" core"s?" ("[0-9]+" CPU"s?")" ]]
     run "$K3_BIN/k3-computed" --model "$DEMO" --instance "$INSTANCE-x" --kernels mmx
     [ "$status" -eq 2 ] && [[ $output == *"--kernels mmx: there are auto, c, avx2 and avx512"* ]]
     run "$K3_BIN/k3-computed" --model "$DEMO" --instance "$INSTANCE-x" --ctx 16000000 --sequences 256
     [ "$status" -eq 2 ] && [[ $output == *"GB are needed for 256 sequences of --ctx 16000000"* ]]
     run "$K3_BIN/k3-computed" --instance "$INSTANCE-x"
     [ "$status" -eq 2 ] && [[ $output == *"--model is missing"* ]]
+}
+
+@test "one thread a core, each bound to its own; what it starts before is not bound" {
+    ctl info computed >"$BATS_TEST_TMPDIR/info"
+    jq '."k3-computed" | { threads, threads_pinned, cores, cpus, cpu_quota }' "$BATS_TEST_TMPDIR/info"
+    jq -e '."k3-computed" | .threads == ([.cores, .cpu_quota // .cores] | min) and .cpus >= .cores' "$BATS_TEST_TMPDIR/info"
+    jq -e '."k3-computed" | .threads_pinned == (.threads == .cores)' "$BATS_TEST_TMPDIR/info"
+    submit $ID 60 | ask >/dev/null
+    [ "$(request collect $ID | ask | jq '.tokens | length')" -eq 60 ]
+    # Threads whose mask is smaller than that of the process's first thread was: the team alone.
+    local pid all
+    pid=$(pid_of k3-computed) all=$(awk '/^Cpus_allowed_list/ { print $2 }' /proc/self/status)
+    if [ "$(jq '."k3-computed" | .threads_pinned and .cores > 1' "$BATS_TEST_TMPDIR/info")" = true ]; then
+        [ "$(awk -v all="$all" '/^Cpus_allowed_list/ && $2 != all { n++ } END { print n + 0 }' /proc/"$pid"/task/*/status)" -eq \
+          "$(jq '."k3-computed".threads' "$BATS_TEST_TMPDIR/info")" ]
+    fi
 }
 
 @test "draining finishes what runs and refuses what is new" {

@@ -1,6 +1,7 @@
 /* tests/unit/team_test.c: k3-computed/team.c. */
 #include "k3-computed/team.h"
 
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -8,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -145,72 +145,104 @@ static void waiting_costs_no_cpu(void **state)
     k3_team_free(t);
 }
 
-static void put(const char *dir, const char *name, const char *text)
-{
-    char path[512];
-    FILE *f;
+struct placed {
+    const struct k3_cpus *c;
+    _Atomic uint32_t right, wrong;
+};
 
-    snprintf(path, sizeof(path), "%s/%s", dir, name);
-    f = fopen(path, "w");
-    assert_non_null(f);
-    fputs(text, f);
-    fclose(f);
+static void on_core(void *arg, size_t i, uint32_t worker)
+{
+    struct placed *p = arg;
+    cpu_set_t set;
+
+    (void)i;
+    usleep(1000); /* so that every worker gets an index */
+    if (sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) == 1 && CPU_ISSET(p->c->cpu[worker], &set))
+        atomic_fetch_add(&p->right, 1);
+    else
+        atomic_fetch_add(&p->wrong, 1);
 }
 
-static void make_dir(const char *dir, const char *name)
+/* One core per worker, each CPU a core of its own; the caller's mask comes back. */
+static void bound_where_every_core_has_one_thread(void **state)
 {
-    char path[512];
-
-    snprintf(path, sizeof(path), "%s/%s", dir, name);
-    assert_int_equal(mkdir(path, 0700), 0);
-}
-
-static void quota_of_all_ancestors(void **state)
-{
-    char dir[] = "/tmp/k3-team-XXXXXX", cgroup[64], mounts[64], text[512];
+    static const uint32_t runs = 40;
+    struct k3_cpus c, other;
+    cpu_set_t before, after;
+    struct k3_team *t = NULL;
+    struct placed p = { .c = &c };
 
     (void)state;
-    assert_non_null(mkdtemp(dir));
-    snprintf(cgroup, sizeof(cgroup), "%s/cgroup", dir);
-    snprintf(mounts, sizeof(mounts), "%s/mounts", dir);
-    make_dir(dir, "v2");
-    make_dir(dir, "v2/a");
-    make_dir(dir, "v2/a/b");
-    make_dir(dir, "v1");
-    make_dir(dir, "v1/x");
-    put(dir, "cgroup", "12:cpuset:/\n4:cpu,cpuacct:/box/x\n0::/a/b\n");
-    snprintf(text, sizeof(text),
-             "30 25 0:27 / %s/v2 rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
-             "33 25 0:29 /box %s/v1 rw - cgroup cgroup rw,cpu,cpuacct\n"
-             "34 25 0:30 / %s/none rw - cgroup cgroup rw,cpuset\n",
-             dir, dir, dir);
-    put(dir, "mounts", text);
+    k3_cpus_read(&c, "/nonexistent", NULL);
+    assert_int_equal(c.n_cores, c.n_cpus);
+    assert_int_equal(sched_getaffinity(0, sizeof(before), &before), 0);
+    if (c.n_cores > 32)
+        skip();
+    assert_int_equal(k3_team_new(&t, c.n_cores, NULL), 0);
+    assert_false(k3_team_pinned(t));
+    assert_true(k3_team_pin(t, &c));
+    assert_true(k3_team_pinned(t));
+    assert_int_equal(sched_getaffinity(0, sizeof(after), &after), 0);
+    assert_true(CPU_EQUAL(&before, &after)); /* not before its first job: what is started until then inherits nothing */
+    k3_team_run(t, runs * c.n_cores, 1, on_core, &p);
+    assert_int_equal(atomic_load(&p.wrong), 0);
+    assert_int_equal(atomic_load(&p.right), runs * c.n_cores);
+    k3_team_free(t);
+    assert_int_equal(sched_getaffinity(0, sizeof(after), &after), 0);
+    assert_true(CPU_EQUAL(&before, &after));
 
-    assert_int_equal(k3_team_quota(cgroup, mounts, 64), 64); /* no file: no limit */
-    put(dir, "v2/a/b/cpu.max", "max 100000\n");
-    assert_int_equal(k3_team_quota(cgroup, mounts, 64), 64);
-    put(dir, "v2/cpu.max", "4800000 100000\n"); /* root of the mount: 48 */
-    assert_int_equal(k3_team_quota(cgroup, mounts, 64), 48);
-    put(dir, "v2/a/cpu.max", "1250000 100000\n"); /* parent: 12.5 */
-    assert_int_equal(k3_team_quota(cgroup, mounts, 64), 12);
-    put(dir, "v1/x/cpu.cfs_quota_us", "-1\n");
-    put(dir, "v1/x/cpu.cfs_period_us", "50000\n");
-    assert_int_equal(k3_team_quota(cgroup, mounts, 64), 12);
-    put(dir, "v1/x/cpu.cfs_quota_us", "450000\n"); /* version 1, path below the mount's root: 9 */
-    assert_int_equal(k3_team_quota(cgroup, mounts, 64), 9);
-    put(dir, "v2/a/b/cpu.max", "20000 100000\n"); /* a fifth of a CPU */
-    assert_int_equal(k3_team_quota(cgroup, mounts, 64), 1);
-    assert_int_equal(k3_team_quota("/nonexistent", mounts, 64), 64);
-    assert_int_equal(k3_team_quota(cgroup, "/nonexistent", 64), 64);
-
-    snprintf(text, sizeof(text), "rm -r %s", dir);
-    assert_int_equal(system(text), 0);
+    /* Fewer threads than cores, more, or a quota: the kernel places them. */
+    other = c;
+    other.n_cores++;
+    assert_int_equal(k3_team_new(&t, c.n_cores, NULL), 0);
+    assert_false(k3_team_pin(t, &other));
+    other.n_cores = c.n_cores;
+    other.n_quota = c.n_cores - (c.n_cores > 1);
+    assert_int_equal(k3_team_pin(t, &other), c.n_cores == 1);
+    k3_team_free(t);
+    assert_int_equal(k3_team_new(&t, c.n_cores + 1, NULL), 0);
+    assert_false(k3_team_pin(t, &c));
+    k3_team_run(t, 8, 1, nothing, NULL);
+    assert_int_equal(sched_getaffinity(0, sizeof(after), &after), 0);
+    assert_true(CPU_EQUAL(&before, &after));
+    k3_team_free(t);
 }
 
-static void some_cpu_is_allowed(void **state)
+/* A bound team spins between jobs; everything that holds of a team holds of it. */
+static void a_bound_team_works_and_sleeps(void **state)
 {
+    struct k3_cpus c;
+    struct k3_team *t = NULL;
+    uint64_t sum[64] = { 0 };
+    double before;
+
     (void)state;
-    assert_in_range(k3_cpus_allowed(), 1, (unsigned)sysconf(_SC_NPROCESSORS_CONF));
+    k3_cpus_read(&c, "/nonexistent", NULL);
+    if (c.n_cores > 32)
+        skip();
+    for (int n = 0; n < 300; n++) {
+        assert_int_equal(k3_team_new(&t, c.n_cores, NULL), 0);
+        assert_true(k3_team_pin(t, &c));
+        for (int jobs = n % 3; jobs > 0; jobs--)
+            k3_team_run(t, 8, 1, nothing, NULL);
+        k3_team_free(t);
+    }
+    assert_int_equal(k3_team_new(&t, c.n_cores, NULL), 0);
+    assert_true(k3_team_pin(t, &c));
+    for (int n = 0; n < 20000; n++) {
+        if (n % 1000 == 0)
+            usleep(500); /* long enough to fall asleep */
+        k3_team_run(t, 64, 1, add_plain, sum);
+    }
+    for (int i = 0; i < 64; i++)
+        assert_int_equal(sum[i], 20000);
+    before = cpu_seconds();
+    for (int n = 0; n < 100; n++) { /* what waiting for a drive between jobs looks like */
+        k3_team_run(t, 8, 1, nothing, NULL);
+        usleep(10000);
+    }
+    assert_true(cpu_seconds() - before < 0.1);
+    k3_team_free(t);
 }
 
 int main(void)
@@ -218,8 +250,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_index_once),     cmocka_unit_test(many_jobs_in_a_row),
         cmocka_unit_test(ends_at_any_moment),   cmocka_unit_test(too_many_threads_are_refused),
-        cmocka_unit_test(waiting_costs_no_cpu), cmocka_unit_test(quota_of_all_ancestors),
-        cmocka_unit_test(some_cpu_is_allowed),
+        cmocka_unit_test(waiting_costs_no_cpu), cmocka_unit_test(bound_where_every_core_has_one_thread),
+        cmocka_unit_test(a_bound_team_works_and_sleeps),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
