@@ -2,10 +2,28 @@
 #include "k3-computed/kernels.h"
 
 #include <cpuid.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
 
 #include "k3-computed/kernels_impl.h"
+#include "k3-computed/widen.h"
+
+_Alignas(64) float k3_mxfp4_tables[256][16];
+_Alignas(64) uint8_t k3_mxfp4_byte_tables[256][32];
+
+static void fill_tables(void)
+{
+    for (unsigned s = 0; s < 256; s++)
+        for (unsigned code = 0; code < 16; code++) {
+            float w = k3_mxfp4_widen(code, (uint8_t)s);
+            uint32_t bits = k3_f32_to_bits(w);
+
+            k3_mxfp4_tables[s][code] = w;
+            k3_mxfp4_byte_tables[s][code] = (uint8_t)(bits >> 16);
+            k3_mxfp4_byte_tables[s][16 + code] = (uint8_t)(bits >> 24);
+        }
+}
 
 /* clang 14 knows no __builtin_cpu_supports("f16c").  F16C needs no more of the system than AVX does. */
 static bool has_f16c(void)
@@ -30,7 +48,10 @@ static bool has_avx512(void)
 
 const struct k3_kernels *k3_kernels_get(const char *name)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     bool best = name == NULL || strcmp(name, "auto") == 0;
+
+    pthread_once(&once, fill_tables);
     if ((best || strcmp(name, "avx512") == 0) && has_avx512())
         return &k3_kernels_avx512;
     if ((best || strcmp(name, "avx2") == 0) && has_avx2())

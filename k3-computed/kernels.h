@@ -29,9 +29,12 @@ struct k3_kernels {
                              const float *x, size_t ldx, size_t n_rows);
     /* (c) MXFP4 (spec/model.md 5): packed n_cols/2 and scale n_cols/32 bytes a row; n_cols a
      * multiple of 32.  Weight = exact fp32 E2M1 * 2^(s-127), -0 for code 8; s = 255 decodes to +0
-     * for all codes.  Group of 32: columns 2j in lane j, then columns 2j+1 in lane j.  Tree as (b). */
+     * for all codes.  Group of 32: columns 2j in lane j, then columns 2j+1 in lane j.  Tree as (b).
+     * x comes split: in each group of 32 the columns 0, 2, .. 30, then 1, 3, .. 31. */
     void (*mul_mxfp4)(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
                       size_t n_out, size_t n_cols, const float *x, size_t ldx, size_t n_rows);
+    /* Splits x for mul_mxfp4: n floats, a multiple of 32; y may be x. */
+    void (*split)(float *y, const float *x, size_t n);
     /* (b) on two fp32 vectors. */
     float (*dot)(const float *a, const float *b, size_t n);
     /* (d) y[j] = fma chain over i = 0..n_sum-1, ascending, of a[i] * m[i][j], beginning with the

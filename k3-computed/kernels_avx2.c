@@ -41,6 +41,24 @@ INLINE __m256 widen8(const char *w, enum k3_dtype dtype)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
+/* Sixteen floats: elements 0, 2, .. 14 (which 0x88) or 1, 3, .. 15 (0xdd). */
+#define EVERY_OTHER(x0, x1, which)                                                                 \
+    _mm256_castpd_ps(                                                                              \
+        _mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(x0, x1, which)), 0xd8))
+
+static void split(float *y, const float *x, size_t n)
+{
+    for (size_t g = 0; g < n; g += 4 * LANES) {
+        __m256 in[4];
+        for (size_t i = 0; i < 4; i++)
+            in[i] = _mm256_loadu_ps(x + g + i * LANES);
+        for (size_t i = 0; i < 2; i++) {
+            _mm256_storeu_ps(y + g + i * LANES, EVERY_OTHER(in[2 * i], in[2 * i + 1], 0x88));
+            _mm256_storeu_ps(y + g + (2 + i) * LANES, EVERY_OTHER(in[2 * i], in[2 * i + 1], 0xdd));
+        }
+    }
+}
+
 /* 8 * N_VEC whole columns, their chains held in registers over all of n_sum. */
 INLINE void mul_t_block(float *y, const float *a, const char *m, size_t row_bytes, size_t n_sum,
                         const size_t n_vec, const enum k3_dtype dtype)
@@ -339,6 +357,7 @@ const struct k3_kernels k3_kernels_avx2 = {
     .name = "avx2",
     .mul = {[K3_F32] = k3_avx2_mul_f32, [K3_F16] = k3_avx2_mul_f16, [K3_BF16] = k3_avx2_mul_bf16},
     .mul_mxfp4 = k3_avx2_mul_mxfp4,
+    .split = split,
     .dot = k3_avx2_dot,
     .mul_t = {[K3_F32] = mul_t_f32, [K3_F16] = mul_t_f16, [K3_BF16] = mul_t_bf16},
     .conv = conv,

@@ -26,6 +26,18 @@ INLINE __m512 widen16(__mmask16 m, const char *w, enum k3_dtype dtype)
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, w)), 16));
 }
 
+static void split(float *y, const float *x, size_t n)
+{
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+    for (size_t g = 0; g < n; g += 2 * LANES) {
+        __m512 x0 = _mm512_loadu_ps(x + g), x1 = _mm512_loadu_ps(x + g + LANES);
+        _mm512_storeu_ps(y + g, _mm512_permutex2var_ps(x0, even, x1));
+        _mm512_storeu_ps(y + g + LANES, _mm512_permutex2var_ps(x0, odd, x1));
+    }
+}
+
 /* N_VEC * 16 columns from j0, their chains held in registers over all of n_sum. */
 #define N_VEC 8
 INLINE void mul_t_block(float *y, const float *a, const char *m, size_t row_bytes, size_t n_sum,
@@ -319,6 +331,7 @@ const struct k3_kernels k3_kernels_avx512 = {
             [K3_F16] = k3_avx512_mul_f16,
             [K3_BF16] = k3_avx512_mul_bf16},
     .mul_mxfp4 = k3_avx512_mul_mxfp4,
+    .split = split,
     .dot = k3_avx512_dot,
     .mul_t = {[K3_F32] = mul_t_f32, [K3_F16] = mul_t_f16, [K3_BF16] = mul_t_bf16},
     .conv = conv,

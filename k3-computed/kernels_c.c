@@ -2,6 +2,7 @@
  * sets repeat; it is never tuned.  __builtin_fmaf is one exactly rounded IEEE fma, on a CPU without
  * the instruction, too. */
 #include <math.h>
+#include <string.h>
 
 #include "k3-computed/kernels.h"
 #include "k3-computed/widen.h"
@@ -54,7 +55,8 @@ static void mul_bf16(float *y, size_t ldy, const void *w, size_t n_out, size_t n
     mul_plain(y, ldy, w, n_out, n_cols, x, ldx, n_rows, K3_BF16);
 }
 
-/* Rule (c).  Byte j of a group holds column 2j in its low and column 2j+1 in its high nibble. */
+/* Rule (c).  Byte j of a group holds column 2j in its low and column 2j+1 in its high nibble; x is
+ * split. */
 static void mul_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
                       size_t n_out, size_t n_cols, const float *x, size_t ldx, size_t n_rows)
 {
@@ -67,11 +69,23 @@ static void mul_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t
                 const float *xg = x + r * ldx + g * 32;
                 uint8_t s = scale[o * n_groups + g];
                 for (size_t j = 0; j < LANES; j++)
-                    lane[j] = fma32(k3_mxfp4_widen(bytes[j] & 15, s), xg[2 * j], lane[j]);
+                    lane[j] = fma32(k3_mxfp4_widen(bytes[j] & 15, s), xg[j], lane[j]);
                 for (size_t j = 0; j < LANES; j++)
-                    lane[j] = fma32(k3_mxfp4_widen(bytes[j] >> 4, s), xg[2 * j + 1], lane[j]);
+                    lane[j] = fma32(k3_mxfp4_widen(bytes[j] >> 4, s), xg[LANES + j], lane[j]);
             }
             y[r * ldy + o] = tree(lane);
+        }
+    }
+}
+
+static void split(float *y, const float *x, size_t n)
+{
+    for (size_t g = 0; g < n; g += 2 * LANES) {
+        float both[2 * LANES];
+        memcpy(both, x + g, sizeof both);
+        for (size_t j = 0; j < LANES; j++) {
+            y[g + j] = both[2 * j];
+            y[g + LANES + j] = both[2 * j + 1];
         }
     }
 }
@@ -272,6 +286,7 @@ const struct k3_kernels k3_kernels_c = {
     .name = "c",
     .mul = {[K3_F32] = mul_f32, [K3_F16] = mul_f16, [K3_BF16] = mul_bf16},
     .mul_mxfp4 = mul_mxfp4,
+    .split = split,
     .dot = dot,
     .mul_t = {[K3_F32] = mul_t_f32, [K3_F16] = mul_t_f16, [K3_BF16] = mul_t_bf16},
     .conv = conv,

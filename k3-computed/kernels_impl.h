@@ -7,6 +7,12 @@
 
 extern const struct k3_kernels k3_kernels_avx2, k3_kernels_avx512;
 
+/* Rule (c): the weights of the sixteen codes for each scale.  As fp32, and as bf16, which holds them
+ * exactly, too (two significant bits, not below 2^-128), cut into bytes: sixteen low ones, then
+ * sixteen high ones.  Filled by k3_kernels_get(). */
+extern float k3_mxfp4_tables[256][16];
+extern uint8_t k3_mxfp4_byte_tables[256][32];
+
 #define K3_DECLARE_MUL(set)                                                                        \
     void k3_##set##_mul_f32(float *y, size_t ldy, const void *w, size_t n_out, size_t n_cols,      \
                             const float *x, size_t ldx, size_t n_rows);                            \
@@ -22,20 +28,34 @@ K3_DECLARE_MUL(avx2)
 K3_DECLARE_MUL(avx512)
 #undef K3_DECLARE_MUL
 
-/* How many of n items the next block takes when a block holds at most `most`: the blocks differ by
- * at most one. */
-static inline size_t k3_block_share(size_t n, size_t most)
-{
-    size_t n_blocks = (n + most - 1) / most;
-    return n_blocks ? (n + n_blocks - 1) / n_blocks : most;
-}
+#define K3_MUL_MAX_X 6 /* the widest panel of any set */
 
-/* W rows that stay in the second-level cache while the blocks of x rows pass over them, a multiple
- * of `step`. */
-static inline size_t k3_rows_in_cache(size_t row_bytes, size_t step)
-{
-    size_t n = row_bytes ? (size_t)256 * 1024 / row_bytes / step * step : step;
-    return n < step ? step : n;
-}
+/* A panel of x against a chunk of W, for the columns [begin, end). */
+struct k3_mul_part {
+    float *y; /* of the chunk's first row of W and the panel's first row of x */
+    size_t ldy;
+    float *rest; /* chains between two blocks: [row of W][row of x][lane], aligned to 64 */
+    const float *x;
+    size_t ldx, n_cols, begin, end; /* begin is a multiple of 32; at 0 the chains begin from +0, at
+                                       end == n_cols they become y */
+};
+/* All n_out rows of W of the chunk at w against nx rows of x. */
+typedef void k3_mul_strips_fn(const struct k3_mul_part *p, const char *w, size_t n_out, size_t nx);
+struct k3_mul_strips {
+    k3_mul_strips_fn *first, *again; /* for W that may lie in memory; that is in the cache */
+    size_t max_x, size;              /* rows of x of a panel at most; bytes of a weight */
+};
+typedef void k3_mxfp4_strips_fn(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
+                                size_t n_out, size_t n_groups, const float *x, size_t ldx,
+                                size_t nx);
+
+/* kernels_mul.c */
+/* How many of n rows the next panel takes when one holds at most `most`: they differ by one. */
+size_t k3_mul_panel(size_t n, size_t most);
+void k3_mul_walk(const struct k3_mul_strips *s, float *y, size_t ldy, const char *w, size_t n_out,
+                 size_t n_cols, const float *x, size_t ldx, size_t n_rows);
+void k3_mul_walk_mxfp4(k3_mxfp4_strips_fn *strips, size_t max_x, float *y, size_t ldy,
+                       const uint8_t *packed, const uint8_t *scale, size_t n_out, size_t n_cols,
+                       const float *x, size_t ldx, size_t n_rows);
 
 #endif

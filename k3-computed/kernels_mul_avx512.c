@@ -1,7 +1,7 @@
 /* k3-computed/kernels_mul_avx512.c: the products W x of rules (b) and (c) with one zmm register of
  * sixteen lanes per dot product.  A tile of NO rows of W and NX rows of x keeps NO * NX chains in
  * registers, so each weight is widened once per tile and each x loaded once; NO and NX are
- * compile-time constants, every tile body is unrolled. */
+ * compile-time constants, every tile body is unrolled.  kernels_mul.c walks. */
 #include <immintrin.h>
 
 #include "k3-computed/kernels_impl.h"
@@ -9,6 +9,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 16
+#define MAX_O 8
+#define MAX_X 6
 
 /* Rule (b), the tree: l + (l+8), + (l+4), + (l+2), + (l+1). */
 INLINE float tree(__m512 acc)
@@ -39,201 +41,194 @@ INLINE __m512 widen_masked(__mmask16 m, const char *w, enum k3_dtype dtype)
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, w)), 16));
 }
 
-#define MAX_O 8
-#define MAX_X 6
-
-INLINE void tile(float *y, size_t ldy, const char *w, size_t n_cols, const float *x, size_t ldx,
-                 const size_t no, const size_t nx, const enum k3_dtype dtype)
+INLINE void load_chains(__m512 acc[MAX_O][MAX_X], const struct k3_mul_part *p, size_t o, const size_t no,
+                        const size_t nx)
 {
-    const size_t size = dtype == K3_F32 ? 4 : 2, row_bytes = n_cols * size;
-    size_t full = n_cols / LANES * LANES;
-    __m512 acc[MAX_O][MAX_X], wo[MAX_O];
 #pragma GCC unroll 8
-    for (size_t o = 0; o < no; o++)
+    for (size_t i = 0; i < no; i++)
 #pragma GCC unroll 8
         for (size_t r = 0; r < nx; r++)
-            acc[o][r] = _mm512_setzero_ps();
-    for (size_t i = 0; i < full; i += LANES) {
+            acc[i][r] = p->begin ? _mm512_load_ps(p->rest + ((o + i) * nx + r) * LANES)
+                                 : _mm512_setzero_ps();
+}
+
+INLINE void store_chains(__m512 acc[MAX_O][MAX_X], const struct k3_mul_part *p, size_t o, const size_t no,
+                         const size_t nx)
+{
+    if (p->end < p->n_cols) {
 #pragma GCC unroll 8
-        for (size_t o = 0; o < no; o++)
-            wo[o] = widen16(w + o * row_bytes + i * size, dtype);
+        for (size_t i = 0; i < no; i++)
+#pragma GCC unroll 8
+            for (size_t r = 0; r < nx; r++)
+                _mm512_store_ps(p->rest + ((o + i) * nx + r) * LANES, acc[i][r]);
+        return;
+    }
+#pragma GCC unroll 8
+    for (size_t r = 0; r < nx; r++)
+#pragma GCC unroll 8
+        for (size_t i = 0; i < no; i++)
+            p->y[r * p->ldy + o + i] = tree(acc[i][r]);
+}
+
+/* Rows [o, o + no) of the chunk at w. */
+INLINE void tile(const struct k3_mul_part *p, const char *w, size_t o, const size_t no, const size_t nx,
+                 const enum k3_dtype dtype, const int ahead)
+{
+    const size_t size = dtype == K3_F32 ? 4 : 2, row_bytes = p->n_cols * size, ldx = p->ldx;
+    size_t full = p->end / LANES * LANES;
+    const float *x = p->x;
+    __m512 acc[MAX_O][MAX_X], wo[MAX_O];
+    w += o * row_bytes;
+    load_chains(acc, p, o, no, nx);
+    for (size_t i = p->begin; i < full; i += LANES) {
+#pragma GCC unroll 8
+        for (size_t n = 0; n < no; n++)
+            wo[n] = widen16(w + n * row_bytes + i * size, dtype);
+        if (ahead && i % (64 / size) == 0)
+#pragma GCC unroll 8
+            for (size_t n = 0; n < no; n++)
+                _mm_prefetch(w + (no + n) * row_bytes + i * size, _MM_HINT_T0);
 #pragma GCC unroll 8
         for (size_t r = 0; r < nx; r++) {
             __m512 xr = _mm512_loadu_ps(x + r * ldx + i);
 #pragma GCC unroll 8
-            for (size_t o = 0; o < no; o++)
-                acc[o][r] = _mm512_fmadd_ps(wo[o], xr, acc[o][r]);
+            for (size_t n = 0; n < no; n++)
+                acc[n][r] = _mm512_fmadd_ps(wo[n], xr, acc[n][r]);
         }
     }
-    if (full < n_cols) {
-        __mmask16 m = (__mmask16)((1u << (n_cols - full)) - 1);
+    if (full < p->end) {
+        __mmask16 m = (__mmask16)((1u << (p->end - full)) - 1);
 #pragma GCC unroll 8
-        for (size_t o = 0; o < no; o++)
-            wo[o] = widen_masked(m, w + o * row_bytes + full * size, dtype);
+        for (size_t n = 0; n < no; n++)
+            wo[n] = widen_masked(m, w + n * row_bytes + full * size, dtype);
 #pragma GCC unroll 8
         for (size_t r = 0; r < nx; r++) {
             __m512 xr = _mm512_maskz_loadu_ps(m, x + r * ldx + full);
 #pragma GCC unroll 8
-            for (size_t o = 0; o < no; o++)
-                acc[o][r] = _mm512_mask3_fmadd_ps(wo[o], xr, acc[o][r], m);
+            for (size_t n = 0; n < no; n++)
+                acc[n][r] = _mm512_mask3_fmadd_ps(wo[n], xr, acc[n][r], m);
         }
     }
-#pragma GCC unroll 8
-    for (size_t r = 0; r < nx; r++)
-#pragma GCC unroll 8
-        for (size_t o = 0; o < no; o++)
-            y[r * ldy + o] = tree(acc[o][r]);
+    store_chains(acc, p, o, no, nx);
 }
 
-/* All rows of W in [w, n_out) against a block of nx x rows. */
-INLINE void strip(float *y, size_t ldy, const char *w, size_t n_out, size_t n_cols, const float *x,
-                  size_t ldx, const size_t nx, const enum k3_dtype dtype)
-{
-    const size_t row_bytes = n_cols * (dtype == K3_F32 ? 4 : 2), step = nx == 1 ? 8 : 4;
-    size_t o = 0;
-    for (; o + step <= n_out; o += step)
-        tile(y + o, ldy, w + o * row_bytes, n_cols, x, ldx, step, nx, dtype);
-    for (; o < n_out; o++)
-        tile(y + o, ldy, w + o * row_bytes, n_cols, x, ldx, 1, nx, dtype);
-}
-
-#define STRIPS(name, dtype)                                                                        \
-    static void name(float *y, size_t ldy, const char *w, size_t n_out, size_t n_cols,             \
-                     const float *x, size_t ldx, size_t nx)                                        \
-    {                                                                                              \
-        switch (nx) {                                                                              \
-        case 1: strip(y, ldy, w, n_out, n_cols, x, ldx, 1, dtype); break;                          \
-        case 2: strip(y, ldy, w, n_out, n_cols, x, ldx, 2, dtype); break;                          \
-        case 3: strip(y, ldy, w, n_out, n_cols, x, ldx, 3, dtype); break;                          \
-        case 4: strip(y, ldy, w, n_out, n_cols, x, ldx, 4, dtype); break;                          \
-        case 5: strip(y, ldy, w, n_out, n_cols, x, ldx, 5, dtype); break;                          \
-        default: strip(y, ldy, w, n_out, n_cols, x, ldx, 6, dtype); break;                         \
-        }                                                                                          \
-    }
-STRIPS(strips_f32, K3_F32)
-STRIPS(strips_f16, K3_F16)
-STRIPS(strips_bf16, K3_BF16)
-
-typedef void strips_fn(float *, size_t, const char *, size_t, size_t, const float *, size_t,
-                       size_t);
-
-/* Blocks of W that stay in the second-level cache, under each of them all blocks of x. */
-static void mul(float *y, size_t ldy, const char *w, size_t n_out, size_t n_cols, const float *x,
-                size_t ldx, size_t n_rows, size_t size, strips_fn *strips)
-{
-    size_t o_step = k3_rows_in_cache(n_cols * size, 8), nx = k3_block_share(n_rows, MAX_X);
-    if (n_rows <= MAX_X)
-        o_step = n_out;
-    for (size_t o = 0; o < n_out; o += o_step) {
-        size_t no = n_out - o < o_step ? n_out - o : o_step;
-        for (size_t r = 0; r < n_rows; r += nx)
-            strips(y + r * ldy + o, ldy, w + o * n_cols * size, no, n_cols, x + r * ldx, ldx,
-                   n_rows - r < nx ? n_rows - r : nx);
-    }
-}
-
-void k3_avx512_mul_f32(float *y, size_t ldy, const void *w, size_t n_out, size_t n_cols,
-                       const float *x, size_t ldx, size_t n_rows)
-{
-    mul(y, ldy, w, n_out, n_cols, x, ldx, n_rows, 4, strips_f32);
-}
-
-void k3_avx512_mul_f16(float *y, size_t ldy, const void *w, size_t n_out, size_t n_cols,
-                       const float *x, size_t ldx, size_t n_rows)
-{
-    mul(y, ldy, w, n_out, n_cols, x, ldx, n_rows, 2, strips_f16);
-}
-
-void k3_avx512_mul_bf16(float *y, size_t ldy, const void *w, size_t n_out, size_t n_cols,
-                        const float *x, size_t ldx, size_t n_rows)
-{
-    mul(y, ldy, w, n_out, n_cols, x, ldx, n_rows, 2, strips_bf16);
-}
-
-float k3_avx512_dot(const float *a, const float *b, size_t n)
-{
-    float y;
-    tile(&y, 1, (const char *)a, n, b, n, 1, 1, K3_F32);
-    return y;
-}
-
-/* Rule (c).  The sixteen E2M1 values, times the group's scale (exact), are looked up by nibble;
- * vpermps uses the low four bits of each index alone.  Columns 2j and 2j+1 of x are split once per
- * tile and group. */
-#define MAX_X4 4
-INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
-                       size_t n_cols, const float *x, size_t ldx, const size_t no, const size_t nx)
-{
-    const __m512 e2m1 = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
-                                       -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-    const __m512i even =
-        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
-    size_t n_groups = n_cols / 32;
-    __m512 acc[MAX_O][MAX_X4], xe[MAX_X4], xo[MAX_X4];
-#pragma GCC unroll 8
-    for (size_t o = 0; o < no; o++)
-#pragma GCC unroll 8
-        for (size_t r = 0; r < nx; r++)
-            acc[o][r] = _mm512_setzero_ps();
-    for (size_t g = 0; g < n_groups; g++) {
-#pragma GCC unroll 8
-        for (size_t r = 0; r < nx; r++) {
-            const float *xr = x + r * ldx + g * 32;
-            __m512 x0 = _mm512_loadu_ps(xr), x1 = _mm512_loadu_ps(xr + LANES);
-            xe[r] = _mm512_permutex2var_ps(x0, even, x1);
-            xo[r] = _mm512_permutex2var_ps(x0, odd, x1);
-        }
-#pragma GCC unroll 8
-        for (size_t o = 0; o < no; o++) {
-            uint8_t s = scale[o * n_groups + g];
-            __m512 table =
-                _mm512_maskz_mul_ps(s == 255 ? 0 : 0xffff, e2m1, _mm512_set1_ps(k3_e8m0_widen(s)));
-            __m512i code = _mm512_cvtepu8_epi32(
-                _mm_loadu_si128((const __m128i_u *)(packed + o * (n_cols / 2) + g * LANES)));
-            __m512 we = _mm512_permutexvar_ps(code, table);
-            __m512 wd = _mm512_permutexvar_ps(_mm512_srli_epi32(code, 4), table);
-#pragma GCC unroll 8
-            for (size_t r = 0; r < nx; r++)
-                acc[o][r] = _mm512_fmadd_ps(wd, xo[r], _mm512_fmadd_ps(we, xe[r], acc[o][r]));
-        }
-    }
-#pragma GCC unroll 8
-    for (size_t r = 0; r < nx; r++)
-#pragma GCC unroll 8
-        for (size_t o = 0; o < no; o++)
-            y[r * ldy + o] = tree(acc[o][r]);
-}
-
-INLINE void strip_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
-                        size_t n_out, size_t n_cols, const float *x, size_t ldx, const size_t nx)
+/* n_out rows of W at w against nx rows of x. */
+INLINE void strip(const struct k3_mul_part *p, const char *w, size_t n_out, const size_t nx,
+                  const enum k3_dtype dtype, const int ahead)
 {
     const size_t step = nx == 1 ? 8 : 4;
     size_t o = 0;
     for (; o + step <= n_out; o += step)
-        tile_mxfp4(y + o, ldy, packed + o * (n_cols / 2), scale + o * (n_cols / 32), n_cols, x, ldx,
-                   step, nx);
+        tile(p, w, o, step, nx, dtype, ahead);
     for (; o < n_out; o++)
-        tile_mxfp4(y + o, ldy, packed + o * (n_cols / 2), scale + o * (n_cols / 32), n_cols, x, ldx,
+        tile(p, w, o, 1, nx, dtype, 0);
+}
+
+#define STRIPS(name, dtype, ahead)                                                                 \
+    static void name(const struct k3_mul_part *p, const char *w, size_t n_out, size_t nx)                 \
+    {                                                                                              \
+        switch (nx) {                                                                              \
+        case 1: strip(p, w, n_out, 1, dtype, ahead); break;                                        \
+        case 2: strip(p, w, n_out, 2, dtype, ahead); break;                                        \
+        case 3: strip(p, w, n_out, 3, dtype, ahead); break;                                        \
+        case 4: strip(p, w, n_out, 4, dtype, ahead); break;                                        \
+        case 5: strip(p, w, n_out, 5, dtype, ahead); break;                                        \
+        default: strip(p, w, n_out, 6, dtype, ahead); break;                                       \
+        }                                                                                          \
+    }
+STRIPS(first_strips_f32, K3_F32, 1)
+STRIPS(strips_f32, K3_F32, 0)
+STRIPS(first_strips_f16, K3_F16, 1)
+STRIPS(strips_f16, K3_F16, 0)
+STRIPS(first_strips_bf16, K3_BF16, 1)
+STRIPS(strips_bf16, K3_BF16, 0)
+
+#define MUL(name, size)                                                                            \
+    void k3_avx512_mul_##name(float *y, size_t ldy, const void *w, size_t n_out, size_t n_cols,    \
+                              const float *x, size_t ldx, size_t n_rows)                           \
+    {                                                                                              \
+        static const struct k3_mul_strips s = {first_strips_##name, strips_##name, MAX_X, size};   \
+        k3_mul_walk(&s, y, ldy, w, n_out, n_cols, x, ldx, n_rows);                                 \
+    }
+MUL(f32, 4)
+MUL(f16, 2)
+MUL(bf16, 2)
+
+float k3_avx512_dot(const float *a, const float *b, size_t n)
+{
+    float y;
+    struct k3_mul_part p = {&y, 1, NULL, b, n, n, 0, n};
+    tile(&p, (const char *)a, 0, 1, 1, K3_F32, 0);
+    return y;
+}
+
+/* Rule (c).  The sixteen weights of a group's scale (k3_mxfp4_tables) are looked up by nibble;
+ * vpermps uses the low four bits of each index alone.  x comes split (kernels.h).  Loading the
+ * table takes no vector unit, where multiplying one by the scale did: eight rows of x, 85% of the
+ * peak instead of 72%. */
+#define MAX_X4 5
+
+INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
+                       size_t n_groups, const float *x, size_t ldx, const size_t no, const size_t nx)
+{
+    const size_t row_bytes = n_groups * LANES;
+    __m512 acc[MAX_O][MAX_X4];
+#pragma GCC unroll 8
+    for (size_t i = 0; i < no; i++)
+#pragma GCC unroll 8
+        for (size_t r = 0; r < nx; r++)
+            acc[i][r] = _mm512_setzero_ps();
+    for (size_t g = 0; g < n_groups; g++, packed += LANES, x += 2 * LANES) {
+#pragma GCC unroll 8
+        for (size_t i = 0; i < no; i++) {
+            __m512 table = _mm512_load_ps(k3_mxfp4_tables[scale[i * n_groups + g]]);
+            __m512i code =
+                _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i_u *)(packed + i * row_bytes)));
+            __m512 even = _mm512_permutexvar_ps(code, table);
+            __m512 odd = _mm512_permutexvar_ps(_mm512_srli_epi32(code, 4), table);
+            if (no > 1 && g % 4 == 0) /* the next tile */
+                _mm_prefetch(packed + (no + i) * row_bytes, _MM_HINT_T0);
+#pragma GCC unroll 8
+            for (size_t r = 0; r < nx; r++)
+                acc[i][r] = _mm512_fmadd_ps(even, _mm512_loadu_ps(x + r * ldx), acc[i][r]);
+#pragma GCC unroll 8
+            for (size_t r = 0; r < nx; r++)
+                acc[i][r] = _mm512_fmadd_ps(odd, _mm512_loadu_ps(x + r * ldx + LANES), acc[i][r]);
+        }
+    }
+#pragma GCC unroll 8
+    for (size_t r = 0; r < nx; r++)
+#pragma GCC unroll 8
+        for (size_t i = 0; i < no; i++)
+            y[r * ldy + i] = tree(acc[i][r]);
+}
+
+INLINE void strip_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
+                        size_t n_out, size_t n_groups, const float *x, size_t ldx, const size_t nx)
+{
+    size_t o = 0;
+    for (; o + 4 <= n_out; o += 4)
+        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx,
+                   4, nx);
+    for (; o < n_out; o++)
+        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx,
                    1, nx);
+}
+
+static void strips_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
+                         size_t n_out, size_t n_groups, const float *x, size_t ldx, size_t nx)
+{
+    switch (nx) {
+    case 1: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 1); break;
+    case 2: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 2); break;
+    case 3: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 3); break;
+    case 4: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 4); break;
+    default: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 5); break;
+    }
 }
 
 void k3_avx512_mul_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
                          size_t n_out, size_t n_cols, const float *x, size_t ldx, size_t n_rows)
 {
-    size_t o_step = k3_rows_in_cache(n_cols / 2, 8), nx = k3_block_share(n_rows, MAX_X4);
-    for (size_t o = 0; o < n_out; o += o_step) {
-        size_t no = n_out - o < o_step ? n_out - o : o_step;
-        const uint8_t *p = packed + o * (n_cols / 2), *s = scale + o * (n_cols / 32);
-        for (size_t r = 0; r < n_rows; r += nx) {
-            float *yr = y + r * ldy + o;
-            const float *xr = x + r * ldx;
-            switch (n_rows - r < nx ? n_rows - r : nx) {
-            case 1: strip_mxfp4(yr, ldy, p, s, no, n_cols, xr, ldx, 1); break;
-            case 2: strip_mxfp4(yr, ldy, p, s, no, n_cols, xr, ldx, 2); break;
-            case 3: strip_mxfp4(yr, ldy, p, s, no, n_cols, xr, ldx, 3); break;
-            default: strip_mxfp4(yr, ldy, p, s, no, n_cols, xr, ldx, 4); break;
-            }
-        }
-    }
+    k3_mul_walk_mxfp4(strips_mxfp4, MAX_X4, y, ldy, packed, scale, n_out, n_cols, x, ldx, n_rows);
 }

@@ -78,7 +78,7 @@ static uint32_t sort_pairs(struct k3_pass *p)
     return n;
 }
 
-/* One tile of the inner width: g = situ(w1 x, w3 x). */
+/* One tile of the inner width: g = situ(w1 x, w3 x), split for w2. */
 static void expert_inner(void *arg, size_t i, uint32_t worker)
 {
     const struct moe_job *j = arg;
@@ -92,9 +92,12 @@ static void expert_inner(void *arg, size_t i, uint32_t worker)
     (void)worker;
     k->mul_mxfp4(j->g + o, inter, t[0] + packed, t[1] + scale, n_out, lat, j->x, lat, j->n);
     k->mul_mxfp4(j->up + o, inter, t[4] + packed, t[5] + scale, n_out, lat, j->x, lat, j->n);
-    for (uint32_t r = 0; r < j->n; r++)
-        k->situ(j->g + r * inter + o, j->g + r * inter + o, j->up + r * inter + o, n_out,
-                c->situ_beta, c->situ_linear_beta);
+    for (uint32_t r = 0; r < j->n; r++) {
+        float *g = j->g + r * inter + o;
+
+        k->situ(g, g, j->up + r * inter + o, n_out, c->situ_beta, c->situ_linear_beta);
+        k->split(g, g, n_out);
+    }
 }
 
 /* One tile of the latent width: acc[row] = fma(weight, w2 g, acc[row]). */
@@ -144,8 +147,8 @@ static int routed_experts(struct k3_pass *p, uint32_t n_distinct, const float *z
         j.n = p->first[e + 1] - p->first[e];
         k3_pass_count_expert(p, j.n);
         for (uint32_t r = 0; r < j.n; r++)
-            memcpy(x + r * lat, z + (j.pair[r] / c->top_k) * lat, lat * sizeof(float));
-        j.tile = k3_pass_tile(p, c->moe_inter);
+            p->k->split(x + r * lat, z + (j.pair[r] / c->top_k) * lat, lat);
+        j.tile = (k3_pass_tile(p, c->moe_inter) + 31) / 32 * 32; /* whole groups, to split them */
         k3_team_run(p->team, (inter + j.tile - 1) / j.tile, 1, expert_inner, &j);
         j.tile = k3_pass_tile(p, c->latent);
         k3_team_run(p->team, (lat + j.tile - 1) / j.tile, 1, expert_outer, &j);

@@ -27,6 +27,19 @@ static const double e2m1[16] = {0, .5, 1, 1.5, 2, 3, 4, 6, -0.0, -.5, -1, -1.5, 
 
 /* All codes under all scales, also subnormal ones (2^-128 at the least), through the widening and
  * through every set. */
+/* mul_mxfp4 of x in the order of the columns. */
+static void product(const struct k3_kernels *k, float *y, size_t ldy, const uint8_t *packed,
+                    const uint8_t *scale, size_t n_out, size_t n_cols, const float *x, size_t ldx,
+                    size_t n_rows)
+{
+    float *split = malloc((n_rows * n_cols + 1) * sizeof *split);
+    assert_non_null(split);
+    for (size_t r = 0; r < n_rows; r++)
+        k->split(split + r * n_cols, x + r * ldx, n_cols);
+    k->mul_mxfp4(y, ldy, packed, scale, n_out, n_cols, split, n_cols, n_rows);
+    free(split);
+}
+
 static void every_code_and_scale_is_exact(void **state)
 {
     (void)state;
@@ -46,7 +59,7 @@ static void every_code_and_scale_is_exact(void **state)
             x[i * 32 + i] =
                 1.0f; /* y[i][code] = weight at column i, chain from +0: -0 comes out as +0 */
         for (size_t k = 0; k < n_sets; k++) {
-            sets[k]->mul_mxfp4(y, 16, packed, scale, 16, 32, x, 32, 32);
+            product(sets[k], y, 16, packed, scale, 16, 32, x, 32, 32);
             for (size_t i = 0; i < 32; i++) {
                 for (unsigned code = 0; code < 16; code++) {
                     float want = (s == 255 ? 0.0f : (float)ldexp(e2m1[code], (int)s - 127)) + 0.0f;
@@ -108,7 +121,7 @@ static void check(size_t n_out, size_t n_cols, size_t n_rows, enum k3_test_kind 
     for (size_t k = 0; k < n_sets; k++) {
         for (size_t i = 0; i < n_y; i++)
             got[i] = 77;
-        sets[k]->mul_mxfp4(got, ldy, p, scale, n_out, n_cols, x, ldx, n_rows);
+        product(sets[k], got, ldy, p, scale, n_out, n_cols, x, ldx, n_rows);
         K3_ASSERT_SAME(want, got, n_y, sets[k]->name, "%zu x %zu, %zu rows, kind %d", n_out, n_cols,
                        n_rows, kind);
     }
@@ -137,6 +150,23 @@ static void sets_follow_the_rule(void **state)
     }
 }
 
+static void split_takes_every_other_column(void **state)
+{
+    float x[96], apart[96];
+    (void)state;
+    for (size_t i = 0; i < 96; i++)
+        x[i] = (float)i;
+    for (size_t k = 0; k < n_sets; k++) {
+        float same[96];
+        memcpy(same, x, sizeof same);
+        sets[k]->split(apart, x, 96);
+        sets[k]->split(same, same, 96);
+        for (size_t i = 0; i < 96; i++)
+            assert_true(apart[i] == (float)(i / 32 * 32 + i % 16 * 2 + i / 16 % 2));
+        assert_memory_equal(apart, same, sizeof same);
+    }
+}
+
 /* Code 8 is -0 and a group with scale 255 is +0: seen in a lane that holds -0 (each product rounds
  * to -0). */
 static void signs_of_zero_weights(void **state)
@@ -151,13 +181,13 @@ static void signs_of_zero_weights(void **state)
         memset(packed + 16, 0x88, 16);
         scale[1] = 127;
         want = -0.0f;
-        sets[k]->mul_mxfp4(&got, 1, packed, scale, 1, 64, x, 64, 1);
+        product(sets[k], &got, 1, packed, scale, 1, 64, x, 64, 1);
         assert_int_equal(k3_f32_to_bits(got), k3_f32_to_bits(want));
         scale[1] = 255;
         want = 0.0f;
         for (unsigned code = 0; code < 16; code++) {
             memset(packed + 16, (int)(code * 17), 16);
-            sets[k]->mul_mxfp4(&got, 1, packed, scale, 1, 64, x, 64, 1);
+            product(sets[k], &got, 1, packed, scale, 1, 64, x, 64, 1);
             assert_int_equal(k3_f32_to_bits(got), k3_f32_to_bits(want));
         }
     }
@@ -183,7 +213,7 @@ static void first_group_of_the_released_row(void **state)
         ones[c] = 1.0f;
     }
     for (size_t k = 0; k < n_sets; k++) {
-        sets[k]->mul_mxfp4(&got, 1, packed, &scale, 1, 32, ones, 32, 1);
+        product(sets[k], &got, 1, packed, &scale, 1, 32, ones, 32, 1);
         assert_true(got == -0.140625f);
     }
 }
@@ -226,12 +256,12 @@ static void released_rows_decode_exactly(void **state)
                 memcpy(group + o * 16, packed + o * COLS / 2 + g * 16, 16);
                 group_scale[o] = scale[o * GROUPS + g];
             }
-            sets[k]->mul_mxfp4(y, ROWS, group, group_scale, ROWS, 32, unit, 32, 32);
+            product(sets[k], y, ROWS, group, group_scale, ROWS, 32, unit, 32, 32);
             for (size_t c = 0; c < 32; c++)
                 for (size_t o = 0; o < ROWS; o++)
                     assert_true(y[c * ROWS + o] == want[o * COLS + g * 32 + c]);
         }
-        sets[k]->mul_mxfp4(sums, ROWS, packed, scale, ROWS, COLS, ones, COLS, 2);
+        product(sets[k], sums, ROWS, packed, scale, ROWS, COLS, ones, COLS, 2);
         for (size_t i = 0; i < 3;
              i++) { /* every partial sum is a multiple of 2^-9 below 2^6: exact in fp32 */
             assert_true(sums[want_rows[i]] == want_sums[i][0]);
@@ -246,6 +276,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_code_and_scale_is_exact),
         cmocka_unit_test(sets_follow_the_rule),
+        cmocka_unit_test(split_takes_every_other_column),
         cmocka_unit_test(signs_of_zero_weights),
         cmocka_unit_test(first_group_of_the_released_row),
         cmocka_unit_test(released_rows_decode_exactly),
