@@ -1,6 +1,7 @@
 #include "ipc/parse.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
@@ -85,6 +86,20 @@ const char *k3_size_text(char out[K3_SIZE_TEXT], uint64_t bytes)
         snprintf(out, K3_SIZE_TEXT, "%.1f MB", b / 1e6);
     else
         snprintf(out, K3_SIZE_TEXT, "%.2f GB", b / 1e9);
+    return out;
+}
+
+const char *k3_grouped_text(char out[K3_GROUPED_TEXT], uint64_t n)
+{
+    char digits[24];
+    size_t len = (size_t)snprintf(digits, sizeof(digits), "%" PRIu64, n), at = 0;
+
+    for (size_t i = 0; i < len; i++) {
+        if (i && (len - i) % 3 == 0)
+            out[at++] = ',';
+        out[at++] = digits[i];
+    }
+    out[at] = 0;
     return out;
 }
 

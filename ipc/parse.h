@@ -16,6 +16,9 @@ int k3_parse_size(const char *text, uint64_t *out_bytes);
 /* The other way, for people: "1.56 GB", "43.7 MB", "4.2 kB", "512 bytes" (powers of 1000).  Returns out. */
 #define K3_SIZE_TEXT 24
 const char *k3_size_text(char out[K3_SIZE_TEXT], uint64_t bytes);
+/* "55,296".  Returns out. */
+#define K3_GROUPED_TEXT 32
+const char *k3_grouped_text(char out[K3_GROUPED_TEXT], uint64_t n);
 
 enum k3_opt_kind {
     K3_OPT_FLAG,   /* bool *       --name                                  */

@@ -399,6 +399,16 @@ static void pass_stats(struct k3_engine *e)
     k3_stat_hist(e->o.stats, K3_CS_PASS_TIME, t.total_ns);
 }
 
+/* Of a finished pass: a row attends to its own position and all before it. */
+static uint64_t kv_bytes(const struct k3_engine *e)
+{
+    uint64_t n_positions = 0;
+
+    for (uint32_t i = 0; i < e->n_rows; i++)
+        n_positions += e->rows[i].position + 1ull;
+    return n_positions * k3_state_kv_bytes(&e->o.m->cfg);
+}
+
 int k3_engine_step(struct k3_engine *e)
 {
     struct k3_pass_hooks hooks = { .arg = e, .progress = on_layer };
@@ -445,8 +455,10 @@ int k3_engine_step(struct k3_engine *e)
     rc = k3_pass_run(e->o.pass, e->o.source, e->rows, e->n_rows, e->logits, &hooks, &err);
     if (traced)
         k3_tracer_end(e->o.tracer, rc == 0 ? K3_TRACE_DONE : K3_TRACE_FAILED);
-    if (rc == 0)
+    if (rc == 0) {
+        k3_stat_add(e->o.stats, K3_CS_KV_BYTES, kv_bytes(e));
         draw(e);
+    }
 
     pthread_mutex_lock(&e->lock);
     now = k3_now_ns();

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "ipc/memory.h"
+#include "ipc/parse.h"
 #include "k3-computed/computed.h"
 
 static int open_kernels(struct k3_computed *c, struct k3_err *err)
@@ -220,10 +221,8 @@ void k3_computed_info(void *arg, cJSON *reply)
     const struct k3_layout *l = k3_shm_source_layout(c->source);
     cJSON *layout = cJSON_AddObjectToObject(reply, "layout");
     char digest[65];
-    uint64_t n_mla = 0;
+    char latent[96], bytes[K3_GROUPED_TEXT];
 
-    for (uint32_t i = 0; i < cfg->n_layers; i++)
-        n_mla += cfg->kind[i] == K3_MLA;
     k3_computed_digest(c, digest);
     cJSON_AddStringToObject(reply, "model", c->model_path);
     cJSON_AddStringToObject(reply, "model_digest", digest);
@@ -248,8 +247,9 @@ void k3_computed_info(void *arg, cJSON *reply)
     cJSON_AddNumberToObject(reply, "ctx", c->opt.ctx);
     cJSON_AddNumberToObject(reply, "sequences", c->opt.sequences);
     cJSON_AddNumberToObject(reply, "state_bytes", (double)k3_state_bytes(cfg, c->opt.ctx));
-    cJSON_AddNumberToObject(reply, "kv_bytes_per_position",
-                            (double)(n_mla * (cfg->kv_lora + cfg->qk_rope) * sizeof(float)));
+    cJSON_AddNumberToObject(reply, "kv_bytes_per_position", (double)k3_state_kv_bytes(cfg));
+    snprintf(latent, sizeof(latent), "%s bytes a position", k3_grouped_text(bytes, k3_state_kv_bytes(cfg)));
+    cJSON_AddStringToObject(reply, "latent_kv", latent);
     cJSON_AddNumberToObject(reply, "buffer_bytes", (double)k3_pass_bytes(cfg, c->opt.batch_rows));
     cJSON_AddNumberToObject(reply, "thread_bytes", (double)k3_pass_thread_bytes(cfg, c->opt.ctx));
     cJSON_AddNumberToObject(reply, "prefetch", c->opt.prefetch);

@@ -19,6 +19,8 @@ void k3_state_free(struct k3_state *s);
 void k3_state_reset(struct k3_state *s);
 uint32_t k3_state_positions(const struct k3_state *s);
 uint64_t k3_state_bytes(const struct k3_config *c, uint32_t ctx);
+/* Of it the latent rows of one position, over all MLA layers: 55,296 for the released shape (spec/model.md 4.5). */
+uint64_t k3_state_kv_bytes(const struct k3_config *c);
 
 struct k3_row {
     struct k3_state *state;

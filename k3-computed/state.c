@@ -54,6 +54,15 @@ uint64_t k3_state_bytes(const struct k3_config *c, uint32_t ctx)
     return plan(&l, c, ctx) ? l.total_bytes : UINT64_MAX;
 }
 
+uint64_t k3_state_kv_bytes(const struct k3_config *c)
+{
+    uint64_t n_mla = 0;
+
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        n_mla += c->kind[i] == K3_MLA;
+    return n_mla * ((uint64_t)c->kv_lora + c->qk_rope) * sizeof(float);
+}
+
 int k3_state_new(struct k3_state **out, const struct k3_config *c, uint32_t ctx, struct k3_err *err)
 {
     struct k3_state *s;

@@ -18,6 +18,8 @@ const struct k3_stat_def k3_computed_stat_defs[K3_N_CS] = {
     [K3_CS_EXPERT_HITS] = { "expert_hits", "count", "of them resident already", K3_COUNTER },
     [K3_CS_DISTINCT_EXPERTS] = { "distinct_experts", "count", "experts multiplied with, once per layer and pass",
                                  K3_COUNTER },
+    [K3_CS_KV_BYTES] = { "kv_bytes", "bytes", "latent KV that attention read, as one head reads it: of each row and MLA layer all "
+                         "positions up to its own", K3_COUNTER },
     [K3_CS_TRUNK_REATTACHED] = { "trunk_reattached", "count", "new generations of trunkd met", K3_COUNTER },
     [K3_CS_EXPERT_REATTACHED] = { "expert_reattached", "count", "new generations of expertd met", K3_COUNTER },
     [K3_CS_RUNNING] = { "sequences_running", "count", "sequences with state", K3_GAUGE },

@@ -42,7 +42,8 @@ struct k3_team {
     cpu_set_t *own;     /* pinned: the core of worker 0, until it is set */
     cpu_set_t *before;  /* the caller's mask before it was pinned */
     size_t set_bytes;
-    bool pinned, caller_pinned, spins;
+    bool pinned, caller_pinned; /* the caller's */
+    _Atomic bool spins;         /* before the first job at the latest; relaxed, since it changes no result */
     k3_team_fn *fn;
     void *arg;
     size_t n, chunk;
@@ -105,7 +106,7 @@ static bool spin(const _Atomic uint32_t *word, uint32_t value)
 static bool join_job(struct k3_team *t, uint32_t last, uint32_t *number)
 {
     uint32_t word = atomic_load_explicit(&t->word, memory_order_acquire); /* stop is seen with it */
-    bool may_spin = t->spins;
+    bool may_spin = atomic_load_explicit(&t->spins, memory_order_relaxed);
 
     for (;;) {
         if (atomic_load_explicit(&t->stop, memory_order_relaxed))
@@ -152,8 +153,16 @@ int k3_team_new(struct k3_team **out, uint32_t n_threads, struct k3_err *err)
 {
     struct k3_team *t;
 
-    if (n_threads == 0)
-        n_threads = k3_threads_default();
+    if (n_threads == 0) {
+        struct k3_cpus c;
+        int rc;
+
+        k3_cpus_read(&c, "", NULL);
+        rc = k3_team_new(out, c.n_threads, err);
+        if (rc == 0)
+            (void)k3_team_pin(*out, &c);
+        return rc;
+    }
     if (n_threads > THREADS_MAX)
         return k3_refuse(err, -EINVAL, "team of %u threads: at most %u", n_threads, THREADS_MAX);
     t = aligned_alloc(LINE, sizeof(*t)); /* sizeof is a multiple of its alignment */
@@ -234,7 +243,7 @@ bool k3_team_pin(struct k3_team *t, const struct k3_cpus *c)
         }
     }
     t->pinned = true;
-    t->spins = t->n_threads > 1;
+    atomic_store_explicit(&t->spins, t->n_threads > 1, memory_order_relaxed);
     return true;
 }
 
@@ -274,7 +283,7 @@ void k3_team_run(struct k3_team *t, size_t n, size_t chunk, k3_team_fn *fn, void
         wake(&t->word, helpers < t->n_started ? (int)helpers : (int)t->n_started);
     work(t, 0);
     atomic_fetch_and_explicit(&t->word, ~OPEN, memory_order_relaxed); /* C */
-    for (bool may_spin = t->spins;; may_spin = false) {
+    for (bool may_spin = atomic_load_explicit(&t->spins, memory_order_relaxed);; may_spin = false) {
         uint32_t seen = atomic_load_explicit(&t->bell, memory_order_acquire);
 
         if ((atomic_load_explicit(&t->word, memory_order_acquire) & ACTIVE) == 0) /* pairs with L */

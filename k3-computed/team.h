@@ -10,7 +10,7 @@
 #include "k3-computed/cpus.h"
 
 struct k3_team;
-/* n_threads includes the caller.  0 = the default of cpus.h. */
+/* n_threads includes the caller.  0 = the default of cpus.h, bound where that can be (k3_team_pin). */
 int k3_team_new(struct k3_team **out, uint32_t n_threads, struct k3_err *err);
 void k3_team_free(struct k3_team *t);
 uint32_t k3_team_size(const struct k3_team *t);

@@ -35,6 +35,6 @@ struct k3_doctor_speed {
 };
 /* dirs: n directories of weights; [0] is the trunk's.  n 0: only the CPU is measured. */
 int k3_doctor_drives(struct k3_doctor *d, const char *const *dirs, size_t n, struct k3_doctor_speed *out, struct k3_err *err);
-int k3_doctor_kernels(struct k3_doctor *d, uint32_t threads, struct k3_doctor_speed *out, struct k3_err *err);
+int k3_doctor_kernels(struct k3_doctor *d, struct k3_doctor_speed *out, struct k3_err *err);
 
 #endif

@@ -130,12 +130,12 @@ static double best_rate(struct k3_team *team, struct work *b)
     return best;
 }
 
-int k3_doctor_kernels(struct k3_doctor *d, uint32_t threads, struct k3_doctor_speed *out, struct k3_err *err)
+int k3_doctor_kernels(struct k3_doctor *d, struct k3_doctor_speed *out, struct k3_err *err)
 {
     const size_t w_bytes = (size_t)W_ROWS * N_COLS * 2;
     struct work b = { .k = k3_kernels_get("auto") };
     struct k3_team *team = NULL;
-    int rc = k3_team_new(&team, threads, err);
+    int rc = k3_team_new(&team, 0, err);
 
     if (rc < 0)
         return rc;
@@ -152,8 +152,8 @@ int k3_doctor_kernels(struct k3_doctor *d, uint32_t threads, struct k3_doctor_sp
         b.mxfp4 = true;
         out->mxfp4_bytes_per_s = best_rate(team, &b);
         k3_doctor_say(d, K3_FOUND_OK, "arithmetic", "one row: bf16 %.1f GB/s, MXFP4 %.1f GB/s with %u thread%s",
-                      out->bf16_bytes_per_s / 1e9, out->mxfp4_bytes_per_s / 1e9, threads,
-                      threads == 1 ? "" : "s");
+                      out->bf16_bytes_per_s / 1e9, out->mxfp4_bytes_per_s / 1e9, k3_team_size(team),
+                      k3_team_size(team) == 1 ? "" : "s");
         k3_doctor_number(d, "bf16_bytes_per_s", out->bf16_bytes_per_s);
         k3_doctor_number(d, "mxfp4_bytes_per_s", out->mxfp4_bytes_per_s);
     }

@@ -224,7 +224,7 @@ static int examine(struct k3_doctor *d, const struct cmdline *c, struct k3_err *
     else
         rc = k3_doctor_drives(d, dirs, n, &speed, err);
     if (rc == 0)
-        rc = k3_doctor_kernels(d, k3_threads_default(), &speed, err);
+        rc = k3_doctor_kernels(d, &speed, err);
     if (rc == 0)
         advise(d, c, m, &speed, dirs, n);
     k3_model_close(m);

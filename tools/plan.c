@@ -72,11 +72,9 @@ static void fill_fixed(struct k3_plan *p, const struct k3_model *m)
 {
     const struct k3_config *c = &m->cfg;
     const struct k3_plan_opts *o = &p->opts;
-    uint64_t n_mla = 0, states = times(o->sequences, k3_state_bytes(c, o->ctx)), kv, engine;
+    uint64_t states = times(o->sequences, k3_state_bytes(c, o->ctx)), engine;
+    uint64_t kv = times(times(k3_state_kv_bytes(c), o->ctx), o->sequences);
 
-    for (uint32_t i = 0; i < c->n_layers; i++)
-        n_mla += c->kind[i] == K3_MLA;
-    kv = times(times(n_mla * (c->kv_lora + c->qk_rope) * sizeof(float), o->ctx), o->sequences);
     engine = states < UINT64_MAX / 4 ? k3_engine_bytes(c, o->ctx, o->sequences, o->batch_rows) - states : 0;
     p->part[K3_PLAN_KV] = kv < states ? kv : states;
     p->part[K3_PLAN_STATE] = states - p->part[K3_PLAN_KV];

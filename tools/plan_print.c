@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "ipc/parse.h"
 #include "tools/plan.h"
 
 static const char *const part_names[K3_N_PLAN] = {
@@ -26,24 +27,10 @@ const char *k3_plan_part_name(enum k3_plan_part part)
     return part_names[part];
 }
 
-static const char *grouped(char out[32], uint64_t n)
-{
-    char digits[24];
-    size_t len = (size_t)snprintf(digits, sizeof(digits), "%" PRIu64, n), at = 0;
-
-    for (size_t i = 0; i < len; i++) {
-        if (i && (len - i) % 3 == 0)
-            out[at++] = ',';
-        out[at++] = digits[i];
-    }
-    out[at] = 0;
-    return out;
-}
-
 static void remark(char *out, size_t len, const struct k3_plan *p, enum k3_plan_part part)
 {
     const struct k3_plan_opts *o = &p->opts;
-    char a[32], b[32];
+    char a[K3_GROUPED_TEXT], b[K3_GROUPED_TEXT];
 
     out[0] = 0;
     switch (part) {
@@ -52,13 +39,13 @@ static void remark(char *out, size_t len, const struct k3_plan *p, enum k3_plan_
                  (double)p->trunk_total_bytes : 100.0, (double)p->trunk_total_bytes / 1e6);
         break;
     case K3_PLAN_SLOTS:
-        snprintf(out, len, "%s of %s experts", grouped(a, p->n_slots), grouped(b, p->n_experts));
+        snprintf(out, len, "%s of %s experts", k3_grouped_text(a, p->n_slots), k3_grouped_text(b, p->n_experts));
         break;
     case K3_PLAN_STATE:
         snprintf(out, len, "%u sequence%s", o->sequences, o->sequences == 1 ? "" : "s");
         break;
     case K3_PLAN_KV:
-        snprintf(out, len, "%s positions%s", grouped(a, o->ctx), o->sequences == 1 ? "" : " each");
+        snprintf(out, len, "%s positions%s", k3_grouped_text(a, o->ctx), o->sequences == 1 ? "" : " each");
         break;
     case K3_PLAN_ROWS:
         snprintf(out, len, "%u row%s of a pass", o->batch_rows, o->batch_rows == 1 ? "" : "s");

@@ -126,6 +126,19 @@ teardown() { for i in 1 2 3 4; do request forget 0000000000000000000000000000000
     fi
 }
 
+@test "latent KV: bytes of a position in info, and what attention read is counted exactly" {
+    local per before after
+    per=$(ctl info computed | jq '."k3-computed".kv_bytes_per_position')
+    [ "$per" -eq "$(jq '.text_config | (.linear_attn_config.full_attn_layers | length) * (.kv_lora_rank + .qk_rope_head_dim) * 4' \
+        "$DEMO/config.json")" ]
+    ctl info computed | grep -q "\"latent_kv\":.*\"$per bytes a position\""
+    before=$(stat_of k3-computed kv_bytes)
+    { submit $ID 60; request collect; } | ask >/dev/null
+    after=$(stat_of k3-computed kv_bytes)
+    # 28 positions of the prompt and 59 of the answer; the 60th token does not go through the model
+    [ $((after - before)) -eq $((87 * 88 / 2 * per)) ]
+}
+
 @test "draining finishes what runs and refuses what is new" {
     submit $ID 60 | ask >/dev/null
     ctl drain k3-computed

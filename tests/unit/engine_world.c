@@ -65,12 +65,26 @@ static int spoiling_rows(void *self, uint32_t piece, uint32_t row, uint32_t n_ro
 
 void k3_ew_open(struct k3_ew *ew, struct k3_world *w, uint32_t n_sequences, uint32_t batch_rows, uint32_t ctx)
 {
+    k3_ew_open_team(ew, w, n_sequences, batch_rows, ctx, 1);
+}
+
+uint64_t k3_ew_stat(const struct k3_ew *ew, enum k3_computed_stat stat)
+{
+    return ew->value[ew->entry[stat].value];
+}
+
+void k3_ew_open_team(struct k3_ew *ew, struct k3_world *w, uint32_t n_sequences, uint32_t batch_rows, uint32_t ctx,
+                     uint32_t threads)
+{
     struct k3_err err = K3_ERR_INIT;
     struct k3_engine_opts o;
 
     memset(ew, 0, sizeof(*ew));
     ew->w = w;
-    if (!k3_runner_open(&ew->run, w, (struct k3_world_opts){ .max_rows = batch_rows, .kernels = "auto" }))
+    for (uint32_t i = 0; i < K3_N_CS; i++)
+        ew->entry[i].value = i * (K3_HIST_BUCKETS + 1);
+    ew->stats = (struct k3_stats){ .page = &ew->page, .entry = ew->entry, .value = ew->value };
+    if (!k3_runner_open(&ew->run, w, (struct k3_world_opts){ .threads = threads, .max_rows = batch_rows, .kernels = "auto" }))
         die("runner", "no kernels");
     k3_file_source_pin_gates(ew->run.file);
     if (k3_tracer_new(&ew->tracer, w->m, batch_rows, &ew->stop, &err) < 0)

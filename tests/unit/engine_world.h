@@ -25,7 +25,10 @@ struct k3_ew {
     struct k3_source source; /* in front of the file source: can spoil lm_head */
     struct k3_engine *e;
     struct k3_tracer *tracer;
-    struct k3_stats stats;
+    struct k3_stats stats; /* a page of its own, private memory */
+    struct k3_stats_page page;
+    struct k3_stat_entry entry[K3_N_CS];
+    _Atomic uint64_t value[K3_N_CS * (K3_HIST_BUCKETS + 1)];
     struct k3_meter meter;
     _Atomic bool abort, stop;
     uint64_t now_ns;       /* the settable clock */
@@ -36,7 +39,11 @@ struct k3_ew {
 };
 /* All end the program when something fails. */
 void k3_ew_open(struct k3_ew *ew, struct k3_world *w, uint32_t n_sequences, uint32_t batch_rows, uint32_t ctx);
+/* The same with a team of `threads`; k3_ew_open: 1. */
+void k3_ew_open_team(struct k3_ew *ew, struct k3_world *w, uint32_t n_sequences, uint32_t batch_rows, uint32_t ctx,
+                     uint32_t threads);
 void k3_ew_close(struct k3_ew *ew);
+uint64_t k3_ew_stat(const struct k3_ew *ew, enum k3_computed_stat stat);
 /* Steps until there is nothing to do; returns the number of passes. */
 uint32_t k3_ew_run(struct k3_ew *ew);
 

@@ -226,6 +226,19 @@ static void sizes_for_people(void **state)
         assert_string_equal(k3_size_text(text, is[i].bytes), is[i].text);
 }
 
+static void numbers_for_people(void **state)
+{
+    static const struct { uint64_t n; const char *text; } is[] = {
+        { 0, "0" }, { 999, "999" }, { 1000, "1,000" }, { 55296, "55,296" }, { 100000, "100,000" }, { 1234567, "1,234,567" },
+        { UINT64_MAX, "18,446,744,073,709,551,615" },
+    };
+    char text[K3_GROUPED_TEXT];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(is) / sizeof(is[0]); i++)
+        assert_string_equal(k3_grouped_text(text, is[i].n), is[i].text);
+}
+
 static void too_many(void **state)
 {
     char line[4096] = "";
@@ -245,6 +258,7 @@ int main(void)
         cmocka_unit_test(whole_numbers),    cmocka_unit_test(real_numbers), cmocka_unit_test(sizes),
         cmocka_unit_test(good_options),     cmocka_unit_test(help_and_version),
         cmocka_unit_test(bad_options),      cmocka_unit_test(too_many),     cmocka_unit_test(sizes_for_people),
+        cmocka_unit_test(numbers_for_people),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

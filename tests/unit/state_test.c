@@ -45,6 +45,9 @@ static void bytes_of_the_released_shape(void **state)
     (void)state;
     assert_true(b >= b0 && b <= b0 + 2 * 4096); /* spec/model.md 7.1; header and the last page */
     assert_int_equal(k3_state_bytes(&c, 8192) - b, 55296u * 4096ull);
+    assert_int_equal(k3_state_kv_bytes(&c), 55296);
+    c.n_layers = 3; /* no MLA layer */
+    assert_int_equal(k3_state_kv_bytes(&c), 0);
 }
 
 static void bytes_are_what_is_mapped(void **state)
