@@ -134,6 +134,15 @@ void k3_state_reset(struct k3_state *s)
     s->spoilt = false;
 }
 
+void k3_state_copy(struct k3_state *to, const struct k3_state *from)
+{
+    if (to->len_bytes != from->len_bytes || to->ctx != from->ctx)
+        k3_bug("state of %u positions copied to one of %u", from->ctx, to->ctx);
+    memcpy(to->kda, from->kda, (size_t)(from->len_bytes - (uint64_t)((const char *)from->kda - (const char *)from)));
+    to->positions = from->positions;
+    to->spoilt = from->spoilt;
+}
+
 uint32_t k3_state_positions(const struct k3_state *s)
 {
     return s->positions;

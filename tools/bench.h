@@ -21,9 +21,11 @@ int k3_bench_kernels(int argc, char **argv);
 int k3_bench_io(int argc, char **argv);
 int k3_bench_decode(int argc, char **argv);
 int k3_bench_sweep(int argc, char **argv);
+int k3_bench_pass(int argc, char **argv);
 
 /* Set by SIGINT and SIGTERM once they are caught: what runs ends, the daemons too, and nothing is left. */
 extern volatile sig_atomic_t k3_bench_stop;
+extern _Atomic bool k3_bench_abort; /* the same, for waits that look at such a flag */
 void k3_bench_catch(void);
 void k3_bench_nap(double seconds);
 
@@ -77,6 +79,7 @@ struct k3_bench_setup {
     struct k3_str_list trunk_devices, expert_devices;
     uint64_t trunk_bytes, cache_bytes, io_block_bytes; /* io_block_bytes, io_depth 0: as measured for the drive */
     uint32_t ring_mb, io_depth, n_layers;              /* ring_mb 0: the daemon's own */
+    bool no_raw;                                       /* nothing is compared with the drive */
     /* what stands */
     struct k3_model *model;
     struct k3_io_rate rate;

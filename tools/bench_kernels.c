@@ -1,118 +1,122 @@
-/* k3-bench kernels: each kernel and its limit run alternately, nine pairs, in one process on one team; a pair gives one ratio, and
- * the median counts (design.md section 10).  Limits: reading memory for one row of x, fused multiply-add for many rows. */
+/* k3-bench kernels: the matrix kernels on the shapes of the released model, as a share of max(bytes / memory rate, FLOP / peak).
+ * A kernel and its limits run alternately, nine pairs, in one process on one team; a pair gives one ratio, and the median
+ * counts (design.md section 10). */
+#include "tools/bench_kernels.h"
+
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "ipc/daemon.h"
-#include "k3-computed/kernels.h"
-#include "k3-computed/team.h"
-#include "tools/bench.h"
-#include "tools/bench_limits.h"
 
-#define PAIRS K3_BENCH_PAIRS
-#define N_COLS 7168u /* hidden width of the released model */
-#define TILE 64u     /* rows of W of one task, as a pass has them */
+#define TILE 64u        /* rows of W of one task, as a pass has them */
+#define FMA_S 0.02      /* one measurement of the peak */
+#define KERNEL_S 0.1    /* about what a kernel of many rows runs for */
+#define ROWS_MOST 512u
+#define N_OUT_MOST (1u << 20)
 
-struct bench {
-    const struct k3_kernels *k;
-    struct k3_team *team;
-    size_t w_bytes, n_rows_w, row_bytes, n_x;
-    uint8_t *w;
-    float *x, *y;
-    bool mxfp4;
-    uint64_t rounds;
-    _Atomic uint64_t flop, sink;
+enum { ONLY_BF16 = 1, ONLY_MXFP4 = 2, ONLY_OPS = 4 };
+
+struct job {
+    const struct k3_bench_arith *b;
+    size_t n_out, n_cols, n_x; /* n_out: whole tiles */
+    size_t matrix_rows;        /* MXFP4: of one expert's matrix; all its packed weights, then all its scales */
+    const float *x;
+    float *y;
 };
 
-static void read_part(void *arg, size_t i, uint32_t worker)
+static void bf16_tile(void *arg, size_t i, uint32_t worker)
 {
-    struct bench *b = arg;
-    size_t part = TILE * b->row_bytes, n = part / 512 * 512;
-    const uint8_t *at = b->w + i * part;
+    const struct job *j = arg;
 
     (void)worker;
-    b->sink ^= strcmp(b->k->name, "avx512") == 0 ? k3_bench_read_avx512(at, n) : k3_bench_read_avx2(at, n);
+    j->b->k->mul[K3_BF16](j->y + i * TILE, j->n_out, j->b->w + i * TILE * j->n_cols * 2, TILE, j->n_cols, j->x, j->n_cols,
+                          j->n_x);
 }
 
-static void fma_part(void *arg, size_t i, uint32_t worker)
+static void mxfp4_tile(void *arg, size_t i, uint32_t worker)
 {
-    struct bench *b = arg;
-    uint64_t flop;
-    float sum = strcmp(b->k->name, "avx512") == 0 ? k3_bench_fma_avx512(b->rounds, &flop)
-                                                  : k3_bench_fma_avx2(b->rounds, &flop);
-
-    (void)i;
-    (void)worker;
-    b->flop += flop;
-    b->sink += sum > 0;
-}
-
-static void kernel_part(void *arg, size_t i, uint32_t worker)
-{
-    struct bench *b = arg;
-    const uint8_t *w = b->w + i * TILE * b->row_bytes;
-    float *y = b->y + i * TILE;
+    const struct job *j = arg;
+    size_t packed_bytes = j->n_cols / 2, scale_bytes = j->n_cols / 32, row = i * TILE % j->matrix_rows;
+    const uint8_t *matrix = j->b->w + i * TILE / j->matrix_rows * j->matrix_rows * (packed_bytes + scale_bytes);
 
     (void)worker;
-    if (b->mxfp4)
-        b->k->mul_mxfp4(y, b->n_rows_w, w, w + TILE * (N_COLS / 2), TILE, N_COLS, b->x, N_COLS, b->n_x);
-    else
-        b->k->mul[K3_BF16](y, b->n_rows_w, w, TILE, N_COLS, b->x, N_COLS, b->n_x);
+    j->b->k->mul_mxfp4(j->y + i * TILE, j->n_out, matrix + row * packed_bytes,
+                       matrix + j->matrix_rows * packed_bytes + row * scale_bytes, TILE, j->n_cols, j->x, j->n_cols, j->n_x);
 }
 
-static double timed(struct bench *b, k3_team_fn *fn, size_t n)
+/* ---- one line ---- */
+
+struct line {
+    double read[64], peak[64], bytes_per_s[64], flop_per_s[64], share[64], fma_share[64];
+};
+
+static void print_line(const struct k3_bench_arith *b, const struct job *j, bool mxfp4, bool memory, const struct line *l)
 {
-    uint64_t t0 = k3_now_ns();
+    char share[64], fma[64];
 
-    k3_team_run(b->team, n, 1, fn, b);
-    return (double)(k3_now_ns() - t0) / 1e9;
-}
-
-/* One line: the kernel's rate, its limit's, and the median of nine alternating ratios with the least and the greatest. */
-static void kernel(struct bench *b, bool mxfp4, size_t n_x)
-{
-    size_t limit_tasks = k3_team_size(b->team) * 4, tasks;
-    double ratio[PAIRS], rate[PAIRS], limit[PAIRS];
-    bool memory = n_x == 1;
-    const char *unit = memory ? "GB/s" : "GFLOPS";
-
-    b->mxfp4 = mxfp4;
-    b->n_x = n_x;
-    b->row_bytes = mxfp4 ? N_COLS / 2 + N_COLS / 32 : N_COLS * 2;
-    b->n_rows_w = b->w_bytes / b->row_bytes / TILE * TILE;
-    if (!memory) /* about as long as the kernel: fewer rows of W, since arithmetic takes longer than reading */
-        b->n_rows_w = b->n_rows_w / n_x / TILE * TILE + TILE;
-    tasks = b->n_rows_w / TILE;
-    for (int i = -1; i < PAIRS; i++) { /* the pair -1 warms up */
-        double bytes = (double)(tasks * TILE * b->row_bytes), t, l;
-
-        b->flop = 0;
-        l = memory ? bytes / timed(b, read_part, tasks) : 0;
-        if (!memory) {
-            double s = timed(b, fma_part, limit_tasks);
-            l = (double)b->flop / s;
-        }
-        t = timed(b, kernel_part, tasks);
-        if (i < 0)
-            continue;
-        limit[i] = l / 1e9;
-        rate[i] = (memory ? bytes : 2.0 * N_COLS * (double)(b->n_rows_w * n_x)) / t / 1e9;
-        ratio[i] = rate[i] / limit[i];
-    }
-    k3_bench_sort(ratio, PAIRS);
-    k3_bench_sort(rate, PAIRS);
-    k3_bench_sort(limit, PAIRS);
-    printf("%-6s %4zu %s %9.1f %9.1f %-7s %5.1f %%  (%.1f to %.1f)\n", mxfp4 ? "mxfp4" : "bf16", n_x,
-           memory ? "rows  read " : "rows  fma  ", rate[PAIRS / 2], limit[PAIRS / 2], unit, 100 * ratio[PAIRS / 2],
-           100 * ratio[0], 100 * ratio[PAIRS - 1]);
+    printf("%-6s %5zu %6zu %9.1f %9.1f %10.1f %9.1f  %-6s %s", mxfp4 ? "mxfp4" : "bf16", j->n_x, j->n_cols,
+           k3_bench_median(l->bytes_per_s, b->pairs) / 1e9, k3_bench_median(l->read, b->pairs) / 1e9,
+           k3_bench_median(l->flop_per_s, b->pairs) / 1e9, k3_bench_median(l->peak, b->pairs) / 1e9, memory ? "memory" : "FMA",
+           k3_bench_spread(l->share, b->pairs, share));
+    if (j->n_x >= 5 && memory)
+        printf("  FMA %s", k3_bench_spread(l->fma_share, b->pairs, fma));
+    putchar('\n');
     fflush(stdout);
 }
 
-static void *memory(size_t n)
+static int line(struct k3_bench_arith *b, bool mxfp4, size_t n_x, size_t n_cols, size_t matrix_rows, const float *x,
+                struct k3_err *err)
+{
+    struct job j = { .b = b, .n_cols = n_cols, .n_x = n_x, .matrix_rows = matrix_rows, .x = x };
+    size_t row_bytes = mxfp4 ? n_cols / 2 + n_cols / 32 : n_cols * 2, most;
+    struct line l = { 0 };
+    double bytes, flop, memory_s = 0, fma_s = 0;
+    size_t y_bytes;
+
+    /* All of the buffer, but no more than takes KERNEL_S at the peak; whole matrices of experts. */
+    j.n_out = b->w_bytes / row_bytes;
+    most = (size_t)(KERNEL_S * k3_bench_limits_fma(b->limits, FMA_S) / (2.0 * (double)n_cols * (double)n_x));
+    if (j.n_out > most)
+        j.n_out = most;
+    if (j.n_out > N_OUT_MOST)
+        j.n_out = N_OUT_MOST;
+    j.n_out = (j.n_out + matrix_rows - 1) / matrix_rows * matrix_rows;
+    while (j.n_out > matrix_rows && j.n_out * row_bytes > b->w_bytes)
+        j.n_out -= matrix_rows;
+    y_bytes = j.n_out * n_x * sizeof(float);
+    if (j.n_out * row_bytes > b->w_bytes || !(j.y = k3_bench_memory(y_bytes)))
+        return k3_fail(err, -ENOMEM, "no memory for %zu rows of weights by %zu", j.n_out, n_x);
+    bytes = (double)(j.n_out * row_bytes);
+    flop = 2.0 * (double)n_cols * (double)j.n_out * (double)n_x;
+    for (int i = -1; i < (int)b->pairs && !k3_bench_stop; i++) { /* the pair -1 warms up */
+        double peak = k3_bench_limits_fma(b->limits, FMA_S), read = k3_bench_limits_read(b->limits, UINT64_MAX), s;
+        uint64_t t0 = k3_now_ns();
+
+        k3_team_run(b->team, j.n_out / TILE, 1, mxfp4 ? mxfp4_tile : bf16_tile, &j);
+        s = (double)(k3_now_ns() - t0) / 1e9;
+        if (i < 0)
+            continue;
+        memory_s = bytes / read;
+        fma_s = flop / peak;
+        l.read[i] = read;
+        l.peak[i] = peak;
+        l.bytes_per_s[i] = bytes / s;
+        l.flop_per_s[i] = flop / s;
+        l.share[i] = (memory_s > fma_s ? memory_s : fma_s) / s;
+        l.fma_share[i] = fma_s / s;
+    }
+    munmap(j.y, y_bytes);
+    if (k3_bench_stop)
+        return k3_fail(err, -ECANCELED, "stopped");
+    print_line(b, &j, mxfp4, memory_s > fma_s, &l);
+    return 0;
+}
+
+/* ---- all of them ---- */
+
+void *k3_bench_memory(size_t n)
 {
     void *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -122,59 +126,117 @@ static void *memory(size_t n)
     return p;
 }
 
-static int run(struct bench *b, uint32_t threads, struct k3_err *err)
+static int matrices(struct k3_bench_arith *b, uint32_t only, uint32_t only_rows, struct k3_err *err)
 {
-    static const size_t rows[] = { 1, 4, 8, 64 };
-    size_t y_floats = (b->w_bytes / (N_COLS / 2) + TILE) * 64 + 64;
+    static const size_t rows[] = { 1, 2, 3, 4, 8, 16, 64, ROWS_MOST };
+    /* Columns of spec/model.md 2: hidden, KDA width, dense and shared inner width, latent, q_lora; of the experts, with the
+     * rows of such a matrix.  The first of each kind are those of most of the weights. */
+    static const struct { bool mxfp4, every; size_t n_cols, matrix_rows; } shape[] = {
+        { false, true, 7168, TILE },   { false, true, 12288, TILE }, { false, false, 33792, TILE },
+        { false, false, 6144, TILE },  { false, false, 3584, TILE }, { false, false, 1536, TILE },
+        { true, true, 3584, 3072 },    { true, true, 3072, 3584 },
+    };
+    size_t x_floats = (size_t)ROWS_MOST * 33792;
+    float *x = k3_bench_memory(x_floats * sizeof(float));
+    int rc = x ? 0 : k3_fail(err, -ENOMEM, "no memory for %u rows", ROWS_MOST);
+
+    for (size_t i = 0; rc == 0 && i < x_floats; i++)
+        x[i] = (float)(i % 17) * 0.125f - 1.0f;
+    if (rc == 0)
+        printf("%-6s %5s %6s %9s %9s %10s %9s  %-6s %s\n", "weight", "rows", "cols", "GB/s", "limit", "GFLOPS", "peak", "bound",
+               "share of the limit");
+    for (size_t s = 0; s < sizeof(shape) / sizeof(*shape); s++)
+        for (size_t i = 0; i < sizeof(rows) / sizeof(*rows) && rc == 0; i++) {
+            bool ends = rows[i] == 1 || rows[i] == ROWS_MOST;
+
+            if ((only_rows && rows[i] != only_rows) || (!shape[s].every && !ends && !only_rows) ||
+                !(only & (shape[s].mxfp4 ? ONLY_MXFP4 : ONLY_BF16)))
+                continue;
+            rc = line(b, shape[s].mxfp4, rows[i], shape[s].n_cols, shape[s].matrix_rows, x, err);
+        }
+    if (x)
+        munmap(x, x_floats * sizeof(float));
+    return rc;
+}
+
+static int run(struct k3_bench_arith *b, uint32_t threads, uint32_t only, uint32_t only_rows, struct k3_err *err)
+{
     uint64_t seed = 1;
+    char text[64];
     int rc = k3_team_new(&b->team, threads, err);
 
     if (rc < 0)
         return rc;
-    b->w = memory(b->w_bytes);
-    b->x = memory(64 * N_COLS * sizeof(float));
-    b->y = memory(y_floats * sizeof(float));
-    if (!b->w || !b->x || !b->y)
+    b->w = k3_bench_memory(b->w_bytes);
+    if (!b->w)
         return k3_fail(err, -ENOMEM, "no memory for %zu bytes of weights", b->w_bytes);
-    for (size_t i = 0; i < b->w_bytes / 8; i++) { /* bf16 of moderate size, any nibbles, scales near 1 */
+    for (size_t i = 0; i < b->w_bytes / 8; i++) {
         seed = seed * 6364136223846793005u + 1442695040888963407u;
-        ((uint64_t *)b->w)[i] = (seed & 0x81ff81ff81ff81ffu) | 0x3c003c003c003c00u;
+        ((uint64_t *)b->w)[i] = (seed & 0x813f813f813f813fu) | 0x3c403c403c403c40u;
     }
-    for (size_t i = 0; i < 64 * N_COLS; i++)
-        b->x[i] = (float)(i % 17) * 0.125f - 1.0f;
-    printf("%s kernels, %u thread%s, %u columns, %.2f GB of weights, median of %d alternating pairs\n", b->k->name,
-           k3_team_size(b->team), k3_team_size(b->team) == 1 ? "" : "s", N_COLS, (double)b->w_bytes / 1e9, PAIRS);
-    printf("weight  x rows  limit    achieved     limit  unit     share\n");
-    for (int m = 0; m < 2; m++)
-        for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
-            kernel(b, m, rows[i]);
-    return 0;
+    rc = k3_bench_limits_open(&b->limits, b->team, &(struct k3_span){ b->w, b->w_bytes }, 1, err);
+    if (rc < 0)
+        return rc;
+    printf("%s kernels, %u thread%s, %.2f GB of weights; limits: %s; median (least to greatest) of %u alternating pairs\n",
+           b->k->name, k3_team_size(b->team), k3_team_size(b->team) == 1 ? "" : "s", (double)b->w_bytes / 1e9,
+           k3_bench_limits_text(b->limits, text), b->pairs);
+    if (only & (ONLY_BF16 | ONLY_MXFP4))
+        rc = matrices(b, only, only_rows, err);
+    if (rc == 0 && (only & ONLY_OPS))
+        rc = k3_bench_ops(b, err);
+    return rc;
+}
+
+static bool rows_known(uint32_t rows)
+{
+    return rows == 0 || rows == 1 || rows == 2 || rows == 3 || rows == 4 || rows == 8 || rows == 16 || rows == 64 ||
+           rows == ROWS_MOST;
 }
 
 int k3_bench_kernels(int argc, char **argv)
 {
-    struct bench b = { .rounds = 2000000, .w_bytes = 512u << 20 };
+    struct k3_bench_arith b = { .pairs = K3_BENCH_PAIRS };
     struct k3_err err = K3_ERR_INIT;
-    const char *kernels = "auto";
-    uint32_t threads = 0;
+    const char *kernels = "auto", *only = "all";
+    uint32_t threads = 0, weights_mb = 512, rows = 0, what;
     int status, rc;
     struct k3_opt table[] = {
-        { "kernels", K3_OPT_STRING, &kernels, "NAME", "auto (the best of this CPU), avx2 or avx512", 0, 0 },
-        { "threads", K3_OPT_U32, &threads, "N", "threads (default: the CPUs allowed)", 1, 1024 },
+        { "kernels", K3_OPT_STRING, &kernels, "NAME", "auto (the best of this CPU), c, avx2 or avx512; the limits stay those of the best", 0, 0 },
+        { "threads", K3_OPT_U32, &threads, "N", "threads (default: those of k3-computed)", 1, 1024 },
+        { "pairs", K3_OPT_U32, &b.pairs, "N", "alternating pairs of each line (default 9; fewer are for trying)", 1,
+          K3_BENCH_PAIRS * 4 },
+        { "only", K3_OPT_STRING, &only, "PART", "bf16, mxfp4, ops (what is no matrix) or all (default)", 0, 0 },
+        { "rows", K3_OPT_U32, &rows, "N", "rows of x: 1, 2, 3, 4, 8, 16, 64 or 512 alone (default: all)", 1, ROWS_MOST },
+        { "weights-mb", K3_OPT_U32, &weights_mb, "N", "MiB of weights, much more than the caches (default 512)", 16, 65536 },
         { NULL, K3_OPT_FLAG, NULL, NULL, NULL, 0, 0 },
     };
 
     if (k3_opts_parse(table, "k3-bench kernels", "the arithmetic kernels as a share of this machine's limits", argc, argv,
                       NULL, &status))
         return status;
+    what = strcmp(only, "bf16") == 0    ? ONLY_BF16
+           : strcmp(only, "mxfp4") == 0 ? ONLY_MXFP4
+           : strcmp(only, "ops") == 0   ? ONLY_OPS
+           : strcmp(only, "all") == 0   ? ONLY_BF16 | ONLY_MXFP4 | ONLY_OPS
+                                        : 0;
     b.k = k3_kernels_get(kernels);
-    if (!b.k || strcmp(b.k->name, "c") == 0) {
-        fprintf(stderr, "k3-bench: --kernels %s: must be avx2 or avx512, and this CPU must have it\n", kernels);
-        return K3_EXIT_REFUSED;
-    }
-    rc = run(&b, threads, &err);
+    if (!b.k)
+        rc = k3_refuse(&err, -EINVAL, "--kernels %s: must be auto, c, avx2 or avx512, and this CPU must have it", kernels);
+    else if (!what)
+        rc = k3_refuse(&err, -EINVAL, "--only %s: must be bf16, mxfp4, ops or all", only);
+    else if (!rows_known(rows))
+        rc = k3_refuse(&err, -EINVAL, "--rows %u: must be 1, 2, 3, 4, 8, 16, 64 or 512", rows);
+    else
+        rc = k3_threads_check(&threads, false, &err);
+    b.w_bytes = (size_t)weights_mb << 20;
+    k3_bench_catch();
+    if (rc == 0)
+        rc = run(&b, threads, what, rows, &err);
     if (rc < 0)
         fprintf(stderr, "k3-bench: %s\n", err.text);
+    k3_bench_limits_close(b.limits);
     k3_team_free(b.team);
+    if (b.w)
+        munmap(b.w, b.w_bytes);
     return k3_exit_status(rc, &err);
 }

@@ -63,7 +63,7 @@ int k3_bench_open(struct k3_bench_setup *s, struct k3_err *err)
     if (rc == 0)
         rc = choose_rate(s, err);
     raw = (struct k3_bench_raw_opts){ s->rate.depth, s->rate.block_bytes, (uint64_t)(s->ring_mb ? s->ring_mb : 256) << 20 };
-    if (rc == 0)
+    if (rc == 0 && !s->no_raw)
         rc = k3_bench_raw_open(&s->raw, s->model, &raw, err);
     if (rc == 0)
         rc = k3_bench_family_open(&s->family, err);

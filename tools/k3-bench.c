@@ -1,6 +1,7 @@
 /* k3-bench: measures what k3 does as a share of this machine's limits. */
 #include <math.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@ static const struct {
     const char *what;
 } parts[] = {
     { "kernels", k3_bench_kernels, "the arithmetic kernels against memory rate and FMA peak" },
+    { "pass", k3_bench_pass, "a pass with all weights in memory against max(bytes / memory rate, FLOP / peak), and its stages" },
     { "io", k3_bench_io, "raw device, k3-trunkd alone, k3-expertd alone, both together" },
     { "decode", k3_bench_decode, "the time of a pass against max(bytes / raw rate, arithmetic)" },
     { "sweep", k3_bench_sweep, "tokens per second over splits of a fixed memory, and over a ladder of totals" },
@@ -23,11 +25,13 @@ static const struct {
 #define N_PARTS (sizeof(parts) / sizeof(*parts))
 
 volatile sig_atomic_t k3_bench_stop;
+_Atomic bool k3_bench_abort;
 
 static void on_signal(int sig)
 {
     (void)sig;
     k3_bench_stop = 1;
+    atomic_store(&k3_bench_abort, true);
 }
 
 void k3_bench_catch(void)
