@@ -20,15 +20,81 @@ left_nothing() {
     run "$K3_BIN/k3-bench" disk
     [ "$status" -eq 2 ]
     [ "${#lines[@]}" -eq 1 ]
-    [[ $output == *disk*kernels*io*decode*sweep* ]]
+    [[ $output == *disk*kernels*pass*io*decode*sweep* ]]
 }
-@test "k3-bench refuses kernels that have no limit to compare with" {
-    run "$K3_BIN/k3-bench" --kernels c
+refused() { # refused WORD OPTION...: exit 2 and one line with WORD, before anything is measured
+    local word=$1
+    shift
+    run "$K3_BIN/k3-bench" "$@"
+    echo "$output"
     [ "$status" -eq 2 ]
-    [[ $output == *avx2* ]]
+    [ "${#lines[@]}" -eq 1 ]
+    [[ $output == *"$word"* ]]
 }
-@test "io, decode and sweep name the model that they need, and how to make one" {
-    for part in io decode sweep; do
+@test "kernels and pass refuse what they cannot measure, with what they can" {
+    refused avx2 --kernels sse
+    refused mxfp4 kernels --only fp8
+    refused "1, 2, 3, 4, 8, 16, 64 or 512" kernels --rows 5
+    refused --weights-mb kernels --weights-mb 1
+    refused --pairs kernels --pairs 0
+    refused avx2 pass --model "$MODEL" --kernels sse
+    refused --rows pass --model "$MODEL" --rows 4 --decode
+    refused "multiple of --sequences 3" pass --model "$MODEL" --rows 4 --sequences 3
+    refused --force-threads pass --model "$MODEL" --threads 1024
+    refused "No such file" pass --model "$BATS_TEST_TMPDIR/none"
+    left_nothing
+}
+@test "kernels: every shape against its limit, and what is no matrix" {
+    bench kernels --pairs 1 --rows 1 --weights-mb 16 >"$BATS_TEST_TMPDIR/out"
+    cat "$BATS_TEST_TMPDIR/out"
+    for cols in 1536 3584 6144 7168 12288 33792; do
+        grep -qE "^bf16 +1 +$cols( +[0-9]+\.[0-9]){4} +(memory|FMA) +[0-9.]+ \([0-9.]+ to [0-9.]+\)$" "$BATS_TEST_TMPDIR/out"
+    done
+    for cols in 3072 3584; do
+        grep -qE "^mxfp4 +1 +$cols( +[0-9]+\.[0-9]){4} +(memory|FMA) +[0-9.]+ \([0-9.]+ to [0-9.]+\)$" "$BATS_TEST_TMPDIR/out"
+    done
+    for op in 'KDA step' convolution attention 'RMS norm' 'attention residual' router SiTU 'drawing of 163840, greedy' \
+        'drawing of 163840, top-p'; do
+        grep -qE "^$op.* ns +[0-9.]+ GB/s +[0-9]+ +[0-9.]+ \(.*\) %$" "$BATS_TEST_TMPDIR/out"
+    done
+    bench kernels --pairs 1 --rows 8 --weights-mb 16 --only mxfp4 --kernels c >"$BATS_TEST_TMPDIR/out"
+    cat "$BATS_TEST_TMPDIR/out"
+    grep -q '^c kernels' "$BATS_TEST_TMPDIR/out"
+    [ "$(grep -cE '^mxfp4 +8 ' "$BATS_TEST_TMPDIR/out")" -eq 2 ]
+    ! grep -qE '^(bf16|KDA)' "$BATS_TEST_TMPDIR/out"
+}
+# The table of stages: each by its name, the shares of all sum to 100 %, the bytes and FLOP to those of the pass.
+stages_add_up() {
+    for stage in embedding 'attention residuals' 'norms and sums' 'attention projections' 'KDA recurrence' 'latent attention' \
+        router 'shared experts, dense' 'routed experts' lm_head other 'waiting for the trunk' 'waiting for experts'; do
+        grep -qE "^$stage +[0-9]+\.[0-9]+ +[0-9]+\.[0-9] %" "$1"
+    done
+    awk '/^stage / { on = 1; next } !on { next }
+        { share = $0; sub(/ %.*/, "", share); sub(/.* /, "", share) }
+        /^the pass/ { whole = share; exit }
+        { sum += share }
+        END { print sum, whole; exit !(sum > 99.99 && sum < 100.01 && whole + 0 == 100) }' "$1"
+}
+@test "pass: one row and many against the limit; every stage, and nothing is read meanwhile" {
+    bench pass --model "$MODEL" --pairs 3 --tsv >"$BATS_TEST_TMPDIR/one"
+    cat "$BATS_TEST_TMPDIR/one"
+    grep -q '^1 row of 1 sequence after 16 positions' "$BATS_TEST_TMPDIR/one"
+    grep -qE '^read from the drive +0 bytes$' "$BATS_TEST_TMPDIR/one"
+    grep -qE '^a pass / its limit +[0-9.]+ \([0-9.]+ to [0-9.]+\)$' "$BATS_TEST_TMPDIR/one"
+    grep -qE '^share of the FMA peak +[0-9.]+ \([0-9.]+ to [0-9.]+\)$' "$BATS_TEST_TMPDIR/one"
+    stages_add_up "$BATS_TEST_TMPDIR/one"
+    [ "$(grep -cE '^[123](	[0-9.]+){19}$' "$BATS_TEST_TMPDIR/one")" -eq 3 ]
+    bench pass --model "$MODEL" --pairs 1 --rows 48 --sequences 3 --prompt 5 --kernels c >"$BATS_TEST_TMPDIR/many"
+    cat "$BATS_TEST_TMPDIR/many"
+    grep -q '^48 rows of 3 sequences after 5 positions; c kernels' "$BATS_TEST_TMPDIR/many"
+    stages_add_up "$BATS_TEST_TMPDIR/many"
+    bench pass --model "$MODEL" --pairs 1 --decode --sequences 2 --layers 1 >"$BATS_TEST_TMPDIR/dense" # no experts at all
+    cat "$BATS_TEST_TMPDIR/dense"
+    grep -q '^2 rows of 2 sequences after 16 positions' "$BATS_TEST_TMPDIR/dense"
+    left_nothing
+}
+@test "pass, io, decode and sweep name the model that they need, and how to make one" {
+    for part in pass io decode sweep; do
         run "$K3_BIN/k3-bench" $part
         [ "$status" -eq 2 ]
         [ "${#lines[@]}" -eq 1 ]
