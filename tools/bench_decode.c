@@ -2,7 +2,9 @@
  *
  * Raw reads and decoding alternate.  The three daemons are the real ones; sequences of random tokens are submitted to
  * k3-computed, and the passes after the first token of each count (the one before is the prefill).  Bytes, passes and times
- * are the daemons' own counters; arithmetic is the time of the passes without their waits. */
+ * are the daemons' own counters; arithmetic is the time of the passes without their waits.
+ *
+ * With --against: how many tokens a second two numbers of sequences make, in windows that alternate. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,13 +17,16 @@
 
 #define PROMPT 4u
 
-struct counts { uint64_t at_ns, passes, pass_ns, trunk_wait_ns, expert_wait_ns, arithmetic_ns, trunk_bytes, expert_bytes; };
+struct counts {
+    uint64_t at_ns, passes, tokens, pass_ns, trunk_wait_ns, expert_wait_ns, arithmetic_ns, trunk_bytes, expert_bytes;
+};
 
 static void count(const struct k3_decode *b, struct counts *c)
 {
     *c = (struct counts){
         .at_ns = k3_now_ns(),
         .passes = k3_stats_value(&b->computed, "passes"),
+        .tokens = k3_stats_value(&b->computed, "tokens_generated"),
         .pass_ns = k3_stats_value(&b->computed, "pass_ns"),
         .trunk_wait_ns = k3_stats_value(&b->computed, "trunk_wait_ns"),
         .expert_wait_ns = k3_stats_value(&b->computed, "expert_wait_ns"),
@@ -129,26 +134,30 @@ static int wait_tokens(struct k3_decode *b, uint32_t window, uint32_t sequence, 
     }
 }
 
-/* S sequences: what happens between the first token of the last of them and the end of all.  */
-static int decode(struct k3_decode *b, uint32_t window, struct k3_decode_window *w, struct k3_err *err)
+/* n_sequences: what happens between the first token of the last of them and the end of all; tokens a second up to the end of
+ * the first one, since until then all take part in every pass. */
+static int decode(struct k3_decode *b, uint32_t window, uint32_t n_sequences, struct k3_decode_window *w, struct k3_err *err)
 {
-    struct counts c0, c1;
+    struct counts c0, all = { 0 }, c1;
     double n;
     int rc = 0;
 
-    for (uint32_t s = 0; s < b->sequences && rc == 0; s++)
+    for (uint32_t s = 0; s < n_sequences && rc == 0; s++)
         rc = submit(b, window, s, err);
-    for (uint32_t s = 0; s < b->sequences && rc == 0; s++)
+    for (uint32_t s = 0; s < n_sequences && rc == 0; s++)
         rc = wait_tokens(b, window, s, 1, err);
     if (rc < 0)
         return rc;
     count(b, &c0);
-    for (uint32_t s = 0; s < b->sequences && rc == 0; s++)
+    for (uint32_t s = 0; s < n_sequences && rc == 0; s++) {
         rc = wait_tokens(b, window, s, 0, err);
+        if (s == 0)
+            count(b, &all);
+    }
     if (rc < 0)
         return rc;
     count(b, &c1);
-    for (uint32_t s = 0; s < b->sequences && rc == 0; s++) {
+    for (uint32_t s = 0; s < n_sequences && rc == 0; s++) {
         cJSON *reply = NULL;
         char id[33];
 
@@ -157,7 +166,7 @@ static int decode(struct k3_decode *b, uint32_t window, struct k3_decode_window 
         cJSON_Delete(reply);
     }
     n = (double)(c1.passes - c0.passes);
-    if (rc == 0 && n < 1)
+    if (rc == 0 && (n < 1 || (b->against && all.passes == c0.passes)))
         return k3_fail(err, -EPROTO, "no pass between the first tokens and the last: give more --tokens");
     w->pass_s = (double)(c1.pass_ns - c0.pass_ns) / 1e9 / n;
     w->wall_s = (double)(c1.at_ns - c0.at_ns) / 1e9 / n;
@@ -166,6 +175,7 @@ static int decode(struct k3_decode *b, uint32_t window, struct k3_decode_window 
     w->expert_wait_s = (double)(c1.expert_wait_ns - c0.expert_wait_ns) / 1e9 / n;
     w->bytes = (double)(c1.trunk_bytes - c0.trunk_bytes + c1.expert_bytes - c0.expert_bytes) / n;
     w->limit_s = w->bytes / w->raw > w->arithmetic_s ? w->bytes / w->raw : w->arithmetic_s;
+    w->tokens_per_s = (double)(all.tokens - c0.tokens) * 1e9 / (double)(all.at_ns - c0.at_ns + 1);
     return rc;
 }
 
@@ -208,19 +218,61 @@ static void report(const struct k3_decode *b, const struct k3_decode_window *w)
                w[i].arithmetic_s, w[i].trunk_wait_s, w[i].expert_wait_s);
 }
 
+static void report_against(const struct k3_decode *b, const struct k3_decode_window *w)
+{
+    static const char *const plural[2] = { "", "s" };
+    double ratio[64], tokens[64], pass[64], arithmetic[64], trunk[64], expert[64];
+    uint32_t n[2] = { b->sequences, b->against };
+    char spread[64];
+
+    printf("%-16s %12s %10s %12s %14s %14s\n", "in each pass", "tokens/s", "a pass s", "arithmetic s", "trunk wait s",
+           "expert wait s");
+    for (uint32_t side = 0; side < 2; side++) {
+        for (uint32_t i = 0; i < b->pairs; i++) {
+            const struct k3_decode_window *at = &w[2 * i + side];
+
+            tokens[i] = at->tokens_per_s;
+            pass[i] = at->pass_s;
+            arithmetic[i] = at->arithmetic_s;
+            trunk[i] = at->trunk_wait_s;
+            expert[i] = at->expert_wait_s;
+            ratio[i] = w[2 * i].tokens_per_s / w[2 * i + 1].tokens_per_s;
+        }
+        printf("%3u %-12.*s %12.4f %10.4f %12.4f %14.4f %14.4f\n", n[side], n[side] == 1 ? 8 : 9, "sequences",
+               k3_bench_median(tokens, b->pairs), k3_bench_median(pass, b->pairs), k3_bench_median(arithmetic, b->pairs),
+               k3_bench_median(trunk, b->pairs), k3_bench_median(expert, b->pairs));
+    }
+    printf("tokens per second of %u sequence%s / of %u: %s, median (least to greatest) of %u alternating pairs\n", n[0],
+           plural[n[0] != 1], n[1], k3_bench_spread(ratio, b->pairs, spread), b->pairs);
+    if (!b->tsv)
+        return;
+    printf("pair\tsequences\ttokens_per_s\tbytes\tpass_s\twall_s\tarithmetic_s\ttrunk_wait_s\texpert_wait_s\n");
+    for (uint32_t i = 0; i < 2 * b->pairs; i++)
+        printf("%u\t%u\t%.6f\t%.0f\t%.6f\t%.6f\t%.6f\t%.6f\t%.6f\n", i / 2 + 1, n[i % 2], w[i].tokens_per_s, w[i].bytes,
+               w[i].pass_s, w[i].wall_s, w[i].arithmetic_s, w[i].trunk_wait_s, w[i].expert_wait_s);
+}
+
+static uint32_t most_sequences(const struct k3_decode *b)
+{
+    return b->against > b->sequences ? b->against : b->sequences;
+}
+
 static int windows(struct k3_decode *b, struct k3_decode_window *w, struct k3_err *err)
 {
+    uint32_t n = b->against ? 2 * b->pairs : b->pairs;
     struct k3_decode_window warm = { .raw = 1 };
     int rc;
 
     k3_bench_progress("warming up: the first passes load what is pinned");
-    rc = decode(b, 0, &warm, err);
-    for (uint32_t i = 0; i < b->pairs && rc == 0; i++) {
-        k3_bench_progress("window %u of %u", i + 1, b->pairs);
+    rc = decode(b, 0, most_sequences(b), &warm, err);
+    for (uint32_t i = 0; i < n && rc == 0; i++) {
+        k3_bench_progress("window %u of %u", i + 1, n);
         k3_bench_idle(&b->setup);
-        rc = k3_bench_raw_run(b->setup.raw, b->seconds, &w[i].raw, err);
+        w[i].raw = 1;
+        if (!b->against)
+            rc = k3_bench_raw_run(b->setup.raw, b->seconds, &w[i].raw, err);
         if (rc == 0)
-            rc = decode(b, i + 1, &w[i], err);
+            rc = decode(b, i + 1, b->against && i % 2 ? b->against : b->sequences, &w[i], err);
     }
     return rc;
 }
@@ -232,14 +284,15 @@ static int start_computed(struct k3_decode *b, struct k3_err *err)
     struct k3_bench_setup *s = &b->setup;
     char layers[16], sequences[16], ctx[16], threads[16], rows[16], prefetch[16];
     const char *argv[2 * sizeof(s->trunk_devices.item) / sizeof(char *) + 16];
+    uint32_t most = most_sequences(b);
     size_t n = 0;
 
     snprintf(layers, sizeof(layers), "%u", s->model->cfg.n_layers);
-    snprintf(sequences, sizeof(sequences), "%u", b->sequences);
+    snprintf(sequences, sizeof(sequences), "%u", most);
     snprintf(ctx, sizeof(ctx), "%u", PROMPT + b->tokens);
     snprintf(threads, sizeof(threads), "%u", b->threads);
     snprintf(prefetch, sizeof(prefetch), "%u", b->prefetch);
-    snprintf(rows, sizeof(rows), "%u", b->sequences * PROMPT < 64 ? 64 : b->sequences * PROMPT);
+    snprintf(rows, sizeof(rows), "%u", most * PROMPT < 64 ? 64 : most * PROMPT);
     argv[n++] = "--model", argv[n++] = s->model_dir, argv[n++] = "--layers", argv[n++] = layers;
     argv[n++] = "--sequences", argv[n++] = sequences, argv[n++] = "--ctx", argv[n++] = ctx;
     argv[n++] = "--batch-rows", argv[n++] = rows;
@@ -255,8 +308,10 @@ static int start_computed(struct k3_decode *b, struct k3_err *err)
 int k3_decode_measure(struct k3_decode *b, struct k3_decode_window *w, struct k3_err *err)
 {
     struct k3_bench_setup *s = &b->setup;
-    int rc = k3_bench_open(s, err);
+    int rc;
 
+    s->no_raw = b->against != 0;
+    rc = k3_bench_open(s, err);
     b->seed = k3_now_ns();
     b->client = NULL;
     b->computed = (struct k3_stats){ .seg = K3_SEG_INIT };
@@ -285,13 +340,15 @@ int k3_decode_measure(struct k3_decode *b, struct k3_decode_window *w, struct k3
 int k3_bench_decode(int argc, char **argv)
 {
     struct k3_decode b = K3_DECODE_DEFAULT;
-    struct k3_decode_window w[K3_BENCH_PAIRS * 4] = { 0 };
+    struct k3_decode_window w[2 * K3_BENCH_PAIRS * 4] = { 0 };
     struct k3_err err = K3_ERR_INIT;
     int status, rc;
     const struct k3_opt table[] = {
         K3_DECODE_OPT_ROWS(&b),
         { "trunk-gb", K3_OPT_GB, &b.setup.trunk_bytes, "X", "memory for the trunk in 10^9 bytes (default 1)", 0, 0 },
         { "cache-gb", K3_OPT_GB, &b.setup.cache_bytes, "X", "memory for experts in 10^9 bytes (default 1)", 0, 0 },
+        { "against", K3_OPT_U32, &b.against, "N",
+          "alternate with windows of N sequences and print the ratio of tokens per second, instead of the limit", 1, 256 },
         { "pins", K3_OPT_STRING, &b.setup.pins, "HOW", "spread (default) or prefix, to see what spreading is worth", 0, 0 },
         { "seconds", K3_OPT_DOUBLE, &b.seconds, "S", "length of the raw part of a window (default 2)", 0.05, 600 },
         { "pairs", K3_OPT_U32, &b.pairs, "N", "alternating windows (default 9; fewer are for trying)", 1,
@@ -312,6 +369,8 @@ int k3_bench_decode(int argc, char **argv)
     rc = k3_decode_measure(&b, w, &err);
     if (rc < 0)
         fprintf(stderr, "k3-bench: %s\n", err.text);
+    else if (b.against)
+        report_against(&b, w);
     else
         report(&b, w);
     return k3_exit_status(rc, &err);

@@ -7,6 +7,7 @@
 struct k3_decode {
     struct k3_bench_setup setup;
     uint32_t pairs, sequences, tokens, threads, prefetch;
+    uint32_t against; /* 0, or the sequences of every second window: then nothing is compared with the drive */
     double seconds;
     bool tsv;
 
@@ -21,12 +22,14 @@ struct k3_decode_window {
     double trunk_wait_s, expert_wait_s;    /* of the pass that are not arithmetic */
     double bytes;                          /* read by one pass, of trunk and experts */
     double limit_s;                        /* max(bytes / raw, arithmetic) */
+    double tokens_per_s;                   /* while all sequences decode */
 };
 #define K3_DECODE_DEFAULT                                                                                        \
     { .setup = { .trunk_bytes = 1000000000u, .cache_bytes = 1000000000u }, .pairs = K3_BENCH_PAIRS, .sequences = 1, \
       .tokens = 4, .seconds = 2 }
 
-/* Starts the daemons with what d says, measures d->pairs windows into w, ends the daemons. */
+/* Starts the daemons with what d says, measures d->pairs windows into w, ends the daemons.  With d->against twice as many:
+ * w[2i] of d->sequences, w[2i + 1] of d->against. */
 int k3_decode_measure(struct k3_decode *d, struct k3_decode_window *w, struct k3_err *err);
 /* The rows of an option table that decode and sweep have in common. */
 #define K3_DECODE_OPT_ROWS(d)                                                                                            \

@@ -127,6 +127,16 @@ stages_add_up() {
     done
     left_nothing
 }
+@test "decode: three sequences against one, in windows that alternate" {
+    bench decode --model "$MODEL" --trunk-gb 0.03 --ring-mb 4 --cache-gb 0.02 --io-depth 4 --io-block 256K --sequences 3 \
+        --against 1 --tokens 40 --pairs 2 --tsv >"$BATS_TEST_TMPDIR/out"
+    cat "$BATS_TEST_TMPDIR/out"
+    grep -qE '^  3 sequences +[0-9.]+ ' "$BATS_TEST_TMPDIR/out"
+    grep -qE '^  1 sequence +[0-9.]+ ' "$BATS_TEST_TMPDIR/out"
+    grep -qE '^tokens per second of 3 sequences / of 1: [0-9.]+ \([0-9.]+ to [0-9.]+\), .* 2 alternating pairs$' "$BATS_TEST_TMPDIR/out"
+    [ "$(grep -E '^[12](	[0-9.]+){8}$' "$BATS_TEST_TMPDIR/out" | cut -f 1,2 | tr '\n\t' ' :')" = "1:3 1:1 2:3 2:1 " ]
+    left_nothing
+}
 @test "sweep: a line for each cell and round; a share that is too small says so" {
     bench sweep --model "$MODEL" --total-gb 0.05 --ladder 0.04 --repeats 2 --tokens 100 --ring-mb 8 --io-depth 4 \
         --io-block 256K --seconds 0.1 >"$BATS_TEST_TMPDIR/out"

@@ -97,6 +97,37 @@ static void layers_do_not_overlap(void **state)
     k3_state_free(s);
 }
 
+/* A copy is the whole state, and stays what it is when the original goes on. */
+static void copies(void **state)
+{
+    struct k3_config c = odd();
+    struct k3_state *a = NULL, *b = NULL;
+    size_t n;
+    unsigned char *at, *copy;
+
+    (void)state;
+    assert_int_equal(k3_state_new(&a, &c, 11, NULL), 0);
+    assert_int_equal(k3_state_new(&b, &c, 11, NULL), 0);
+    at = (unsigned char *)a->kda;
+    copy = (unsigned char *)b->kda;
+    n = a->len_bytes - (size_t)(at - (unsigned char *)a);
+    for (size_t i = 0; i < n; i++)
+        at[i] = (unsigned char)(i * 31 + 7);
+    a->positions = 9;
+    b->spoilt = true;
+    k3_state_copy(b, a);
+    assert_memory_equal(copy, at, n);
+    assert_int_equal(k3_state_positions(b), 9);
+    assert_false(b->spoilt);
+    for (uint32_t l = 0; l < c.n_layers; l++) /* its own memory */
+        assert_ptr_equal((char *)b->layer[l] - (char *)b, (char *)a->layer[l] - (char *)a);
+    k3_state_reset(a);
+    assert_int_equal(k3_state_positions(b), 9);
+    assert_int_equal(copy[1], 38);
+    k3_state_free(a);
+    k3_state_free(b);
+}
+
 static void impossible_sizes_are_refused(void **state)
 {
     struct k3_config c = released();
@@ -122,6 +153,7 @@ int main(void)
         cmocka_unit_test(bytes_of_the_released_shape),
         cmocka_unit_test(bytes_are_what_is_mapped),
         cmocka_unit_test(layers_do_not_overlap),
+        cmocka_unit_test(copies),
         cmocka_unit_test(impossible_sizes_are_refused),
     };
 
