@@ -61,6 +61,44 @@ static void the_promise_is_kept_and_used(void **state)
     }
 }
 
+/* What a prompt costs: 512 tokens are one pass wherever there are 8 GiB. */
+static void rows_of_a_pass_by_the_memory(void **state)
+{
+    static const struct { uint32_t gib, sequences, rows; } is[] = {
+        { 2, 1, 128 }, { 4, 1, 256 }, { 8, 1, 512 }, { 16, 1, 1024 }, { 24, 1, 1024 }, { 64, 1, 2048 }, { 512, 1, 2048 },
+        { 4, 2, 256 }, { 16, 2, 512 }, { 64, 8, 512 },
+    };
+    struct k3_plan_machine mc = machine(1024 * GIB);
+    struct k3_plan p;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(is) / sizeof(is[0]); i++) {
+        struct k3_plan_opts o = opts(is[i].gib * GIB);
+
+        o.sequences = is[i].sequences;
+        assert_int_equal(k3_plan_make(&p, m, &o, &mc, NULL), 0);
+        if (p.opts.batch_rows != is[i].rows)
+            fail_msg("%u GiB, %u sequences: %u rows instead of %u", is[i].gib, is[i].sequences, p.opts.batch_rows, is[i].rows);
+        assert_int_equal(p.part[K3_PLAN_ROWS], k3_pass_bytes(&m->cfg, is[i].rows));
+        assert_true(p.part[K3_PLAN_ROWS] <= is[i].gib * GIB / 24);
+        assert_true(p.sum_bytes <= is[i].gib * GIB);
+        o.batch_rows = 100; /* given */
+        assert_int_equal(k3_plan_make(&p, m, &o, &mc, NULL), 0);
+        assert_int_equal(p.opts.batch_rows, 100);
+        assert_int_equal(p.part[K3_PLAN_ROWS], k3_pass_bytes(&m->cfg, 100));
+        o.batch_rows = 0;
+        o.trunk_bytes = p.trunk_bytes; /* budgets that were given leave less: the rows give way */
+        o.cache_bytes = p.cache_bytes;
+        assert_int_equal(k3_plan_make(&p, m, &o, &mc, NULL), 0);
+        assert_in_range(p.opts.batch_rows, 64, is[i].rows);
+        assert_true(p.sum_bytes <= is[i].gib * GIB);
+        o.trunk_bytes = o.cache_bytes = K3_PLAN_UNSET;
+        o.ctx = 128; /* no more rows than there are positions */
+        assert_int_equal(k3_plan_make(&p, m, &o, &mc, NULL), 0);
+        assert_int_equal(p.opts.batch_rows, 128);
+    }
+}
+
 static void trunk_first_then_experts(void **state)
 {
     struct k3_plan_machine mc = machine(1024 * GIB);
@@ -273,7 +311,8 @@ static int close_released(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_promise_is_kept_and_used), cmocka_unit_test(trunk_first_then_experts),
+        cmocka_unit_test(the_promise_is_kept_and_used), cmocka_unit_test(rows_of_a_pass_by_the_memory),
+        cmocka_unit_test(trunk_first_then_experts),
         cmocka_unit_test(the_floor),                    cmocka_unit_test(the_machine_binds),
         cmocka_unit_test(small_shm),                    cmocka_unit_test(presets),
         cmocka_unit_test(a_small_model_is_capped),
