@@ -13,6 +13,7 @@
 #define TILE 64u        /* rows of W of one task, as a pass has them */
 #define FMA_S 0.02      /* one measurement of the peak */
 #define KERNEL_S 0.1    /* about what a kernel of many rows runs for */
+#define TURNS_MOST 8    /* of one that takes less: kernel and limits take turns within a pair, up to KERNEL_S / 2 */
 #define ROWS_MOST 512u
 #define N_OUT_MOST (1u << 20)
 
@@ -74,6 +75,7 @@ static int line(struct k3_bench_arith *b, bool mxfp4, size_t n_x, size_t n_cols,
     struct line l = { 0 };
     double bytes, flop, memory_s = 0, fma_s = 0;
     size_t y_bytes;
+    int turns = 1;
 
     /* All of the buffer, but no more than takes KERNEL_S at the peak; whole matrices of experts. */
     j.n_out = b->w_bytes / row_bytes;
@@ -90,18 +92,26 @@ static int line(struct k3_bench_arith *b, bool mxfp4, size_t n_x, size_t n_cols,
         return k3_fail(err, -ENOMEM, "no memory for %zu rows of weights by %zu", j.n_out, n_x);
     bytes = (double)(j.n_out * row_bytes);
     flop = 2.0 * (double)n_cols * (double)j.n_out * (double)n_x;
-    for (int i = -1; i < (int)b->pairs && !k3_bench_stop; i++) { /* the pair -1 warms up */
-        double peak = k3_bench_limits_fma(b->limits, FMA_S), read = k3_bench_limits_read(b->limits, UINT64_MAX), s;
-        uint64_t t0 = k3_now_ns();
+    for (int i = -1; i < (int)b->pairs && !k3_bench_stop; i++) {
+        double s = 0;
 
-        k3_team_run(b->team, j.n_out / TILE, 1, mxfp4 ? mxfp4_tile : bf16_tile, &j);
-        s = (double)(k3_now_ns() - t0) / 1e9;
-        if (i < 0)
+        memory_s = fma_s = 0;
+        for (int t = 0; t < turns; t++) {
+            uint64_t t0;
+
+            fma_s += flop / k3_bench_limits_fma(b->limits, FMA_S / turns) / turns;
+            memory_s += bytes / k3_bench_limits_read(b->limits, UINT64_MAX) / turns;
+            t0 = k3_now_ns();
+            k3_team_run(b->team, j.n_out / TILE, 1, mxfp4 ? mxfp4_tile : bf16_tile, &j);
+            s += (double)(k3_now_ns() - t0) / 1e9 / turns;
+        }
+        if (i < 0) { /* the pair -1 warms up, and says how often */
+            turns = (int)(KERNEL_S / 2 / s) + 1;
+            turns = turns > TURNS_MOST ? TURNS_MOST : turns;
             continue;
-        memory_s = bytes / read;
-        fma_s = flop / peak;
-        l.read[i] = read;
-        l.peak[i] = peak;
+        }
+        l.read[i] = bytes / memory_s;
+        l.peak[i] = flop / fma_s;
         l.bytes_per_s[i] = bytes / s;
         l.flop_per_s[i] = flop / s;
         l.share[i] = (memory_s > fma_s ? memory_s : fma_s) / s;

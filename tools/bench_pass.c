@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "ipc/daemon.h"
+#include "ipc/memory.h"
 #include "k3-computed/pass.h"
 #include "k3-computed/sampling.h"
 #include "k3-computed/shm_source.h"
@@ -65,6 +66,36 @@ static void memory_needed(struct bench_pass *b)
         n = m->cfg.n_experts;
     s->trunk_bytes = m->trunk_bytes + 2 * align * m->n_pieces + 2 * K3_HUGE_BYTES;
     s->cache_bytes = n_layers ? (n * n_layers + 1) * m->expert_slot_bytes : m->expert_slot_bytes + (1 << 20);
+}
+
+static uint64_t add(uint64_t a, uint64_t n, uint64_t bytes)
+{
+    uint64_t all;
+
+    return __builtin_mul_overflow(n, bytes, &all) || __builtin_add_overflow(a, all, &all) ? UINT64_MAX : all;
+}
+
+/* Everything together, before any of it is taken: the daemons only look at their own part. */
+static int check_memory(const struct bench_pass *b, struct k3_err *err)
+{
+    const struct k3_bench_setup *s = &b->setup;
+    const struct k3_config *c = &s->model->cfg;
+    uint32_t ctx = b->prompt + b->rows / b->sequences, max_rows = b->rows < ROWS_LEAST ? ROWS_LEAST : b->rows;
+    uint64_t need = s->trunk_bytes + s->cache_bytes + s->model->resident_bytes, left;
+    struct k3_memory m;
+    char why[256];
+
+    need = add(need, b->sequences * (b->prompt ? 2 : 1), k3_state_bytes(c, ctx));
+    need = add(need, 1, k3_pass_bytes(c, max_rows));
+    need = add(need, b->threads, k3_pass_thread_bytes(c, ctx));
+    need = add(need, b->sequences, (uint64_t)c->vocab * sizeof(float));
+    k3_memory_read("", &m);
+    left = k3_memory_left(&m, why, sizeof(why));
+    if (need <= left)
+        return 0;
+    return k3_refuse(err, -ENOMEM, "%.3f GB are needed to have all in memory (trunk %.3f, experts %.3f), %.3f GB are available "
+                     "(%s): lower --layers, --rows, --sequences or --prompt, or use a smaller model", (double)need / 1e9,
+                     (double)s->trunk_bytes / 1e9, (double)s->cache_bytes / 1e9, (double)left / 1e9, why);
 }
 
 static int open_source(struct bench_pass *b, struct k3_err *err)
@@ -372,10 +403,10 @@ static int measure_all(struct bench_pass *b, struct pair *pair, struct k3_err *e
 {
     int rc = k3_bench_open(&b->setup, err);
 
-    if (rc == 0 && b->prompt + b->rows / b->sequences > 1u << 24)
-        rc = k3_refuse(err, -EINVAL, "--prompt %u: too long", b->prompt);
-    if (rc == 0)
+    if (rc == 0) {
         memory_needed(b);
+        rc = check_memory(b, err);
+    }
     if (rc == 0)
         rc = k3_bench_start_weights(&b->setup, err);
     if (rc == 0)

@@ -41,6 +41,7 @@ refused() { # refused WORD OPTION...: exit 2 and one line with WORD, before anyt
     refused --rows pass --model "$MODEL" --rows 4 --decode
     refused "multiple of --sequences 3" pass --model "$MODEL" --rows 4 --sequences 3
     refused --force-threads pass --model "$MODEL" --threads 1024
+    refused "are needed" pass --model "$MODEL" --io-depth 2 --io-block 1M --decode --sequences 256 --prompt 1048576
     refused "No such file" pass --model "$BATS_TEST_TMPDIR/none"
     left_nothing
 }
