@@ -17,7 +17,7 @@ int k3_state_new(struct k3_state **out, const struct k3_config *c, uint32_t ctx,
 int k3_state_touch(struct k3_state *s, struct k3_err *err);
 void k3_state_free(struct k3_state *s);
 void k3_state_reset(struct k3_state *s);
-/* to becomes what from is, all of its memory.  Both of the same model and ctx. */
+/* to becomes what from is.  Both of the same model; to has room for the positions of from. */
 void k3_state_copy(struct k3_state *to, const struct k3_state *from);
 uint32_t k3_state_positions(const struct k3_state *s);
 uint64_t k3_state_bytes(const struct k3_config *c, uint32_t ctx);

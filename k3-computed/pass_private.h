@@ -11,7 +11,7 @@
 
 struct k3_state {
     uint64_t len_bytes;
-    uint32_t ctx, n_layers;
+    uint32_t ctx, n_layers, kv_width;
     uint32_t positions;
     bool spoilt; /* a pass failed half-way: refused until k3_state_reset() */
     uint64_t s_floats, tail_floats;

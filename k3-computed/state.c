@@ -85,6 +85,7 @@ int k3_state_new(struct k3_state **out, const struct k3_config *c, uint32_t ctx,
     s->len_bytes = l.total_bytes;
     s->ctx = ctx;
     s->n_layers = c->n_layers;
+    s->kv_width = c->kv_lora + c->qk_rope;
     s->s_floats = (uint64_t)c->kda_heads * c->kda_dim * c->kda_dim;
     s->tail_floats = (uint64_t)c->kda_heads * c->kda_dim * (c->conv_taps - 1);
     s->kda_bytes = l.kda_floats * l.n_kda * sizeof(float);
@@ -136,9 +137,13 @@ void k3_state_reset(struct k3_state *s)
 
 void k3_state_copy(struct k3_state *to, const struct k3_state *from)
 {
-    if (to->len_bytes != from->len_bytes || to->ctx != from->ctx)
-        k3_bug("state of %u positions copied to one of %u", from->ctx, to->ctx);
-    memcpy(to->kda, from->kda, (size_t)(from->len_bytes - (uint64_t)((const char *)from->kda - (const char *)from)));
+    if (to->n_layers != from->n_layers || to->kda_bytes != from->kda_bytes || to->kv_width != from->kv_width ||
+        to->ctx < from->positions)
+        k3_bug("%u positions copied to a state of %u, or of another model", from->positions, to->ctx);
+    memcpy(to->kda, from->kda, (size_t)from->kda_bytes);
+    for (uint32_t i = 0; i < from->n_layers; i++) /* the MLA layers come behind all KDA layers */
+        if ((const char *)from->layer[i] >= (const char *)from->kda + from->kda_bytes)
+            memcpy(to->layer[i], from->layer[i], (size_t)from->positions * from->kv_width * sizeof(float));
     to->positions = from->positions;
     to->spoilt = from->spoilt;
 }

@@ -22,6 +22,7 @@ int k3_bench_io(int argc, char **argv);
 int k3_bench_decode(int argc, char **argv);
 int k3_bench_sweep(int argc, char **argv);
 int k3_bench_pass(int argc, char **argv);
+int k3_bench_context(int argc, char **argv);
 
 /* Set by SIGINT and SIGTERM once they are caught: what runs ends, the daemons too, and nothing is left. */
 extern volatile sig_atomic_t k3_bench_stop;
@@ -103,6 +104,12 @@ int k3_bench_start_weights(struct k3_bench_setup *s, struct k3_err *err); /* k3-
 int k3_bench_wait(struct k3_bench_setup *s, struct k3_err *err);          /* for all members; then their stats are open */
 void k3_bench_idle(const struct k3_bench_setup *s); /* until nobody reads: the ring is full, no expert is wanted */
 void k3_bench_close(struct k3_bench_setup *s);
+/* Budgets with which nothing is read twice: the whole trunk pinned, n_choices experts of every layer (at most all). */
+void k3_bench_resident(struct k3_bench_setup *s, uint64_t n_choices);
+/* For passes in this process, on the daemons that were waited for.  Refused where the trunk is not pinned. */
+struct k3_shm_source;
+struct k3_meter;
+int k3_bench_source(struct k3_shm_source **out, const struct k3_bench_setup *s, struct k3_meter *meter, struct k3_err *err);
 /* Appends --device DIR for each; the new count. */
 size_t k3_bench_devices(const char **argv, size_t n, const struct k3_str_list *devices);
 

@@ -3,9 +3,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "k3-computed/shm_source.h"
 #include "tools/bench.h"
 
 #define READY_S 300.0
+#define ATTACH_NS 30000000000ull
 
 bool k3_bench_need_model(const char *part, const char *dir)
 {
@@ -114,6 +116,40 @@ int k3_bench_wait(struct k3_bench_setup *s, struct k3_err *err)
     if (rc == 0)
         rc = k3_bench_family_stats(f, "k3-expertd", &s->expert, err);
     return rc;
+}
+
+void k3_bench_resident(struct k3_bench_setup *s, uint64_t n_choices)
+{
+    const struct k3_model *m = s->model;
+    uint64_t align = k3_model_dio_align(m), n_layers = m->cfg.n_layers - m->cfg.first_dense, n = n_choices;
+
+    if (n > m->cfg.n_experts)
+        n = m->cfg.n_experts;
+    s->trunk_bytes = m->trunk_bytes + 2 * align * m->n_pieces + 2 * K3_HUGE_BYTES;
+    s->cache_bytes = n_layers ? (n * n_layers + 1) * m->expert_slot_bytes : m->expert_slot_bytes + (1 << 20);
+}
+
+int k3_bench_source(struct k3_shm_source **out, const struct k3_bench_setup *s, struct k3_meter *meter, struct k3_err *err)
+{
+    struct k3_shm_source_opts o = {
+        .m = s->model, .instance = s->family.instance, .rundir = s->family.rundir, .generation = 1, .stop = &k3_bench_abort,
+        .meter = meter,
+    };
+    const struct k3_layout *l;
+    int rc = k3_shm_source_open(out, &o, err);
+
+    if (rc == 0)
+        rc = k3_shm_source_attach_trunk(*out, ATTACH_NS, err);
+    if (rc == 0 && s->model->cfg.n_layers > s->model->cfg.first_dense)
+        rc = k3_shm_source_attach_expert(*out, ATTACH_NS, err);
+    if (rc == 0)
+        rc = k3_shm_source_begin(*out, err);
+    if (rc < 0)
+        return rc;
+    l = k3_shm_source_layout(*out);
+    if (l->n_pinned != l->n_pieces)
+        return k3_fail(err, -EPROTO, "%zu of %zu pieces of the trunk are pinned", l->n_pinned, l->n_pieces);
+    return 0;
 }
 
 void k3_bench_idle(const struct k3_bench_setup *s)

@@ -18,6 +18,7 @@ static const struct {
 } parts[] = {
     { "kernels", k3_bench_kernels, "the arithmetic kernels against memory rate and FMA peak" },
     { "pass", k3_bench_pass, "a pass with all weights in memory against max(bytes / memory rate, FLOP / peak), and its stages" },
+    { "context", k3_bench_context, "the time of one token at sixteen lengths of its context" },
     { "io", k3_bench_io, "raw device, k3-trunkd alone, k3-expertd alone, both together" },
     { "decode", k3_bench_decode, "the time of a pass against max(bytes / raw rate, arithmetic)" },
     { "sweep", k3_bench_sweep, "tokens per second over splits of a fixed memory, and over a ladder of totals" },
