@@ -12,6 +12,8 @@
 #define CHUNK 256
 /* Rule (e): absolute positions that are summed from +0 before they join the total. */
 #define ATTEND_BLOCK 64
+#define ATTEND_COLS 128
+#define ATTEND_MOST K3_ATTEND_QUERIES
 /* 1 + one snapshot a layer at most (spec/model.md 4.6). */
 #define MAX_SOURCES (K3_MAX_LAYERS + 1)
 
@@ -145,38 +147,74 @@ void k3_route(const struct k3_kernels *k, uint16_t *ids, float *weights, const f
         weights[i] = (renormalize ? s[ids[i]] / divisor : s[ids[i]]) * scale;
 }
 
-size_t k3_attend_scratch(size_t n, size_t lat)
+size_t k3_attend_scratch(size_t n_q, size_t n, size_t lat)
 {
-    return n + lat;
+    return n_q * (n + lat);
 }
 
-void k3_attend(const struct k3_kernels *k, float *out, const float *q, const float *kv, size_t ld,
-               size_t n, size_t lat, size_t rope, float scale, float *scratch)
+/* Scores, probabilities, and the sum of p * latent of one block of positions for all queries that see it. */
+static void attend_block(const struct k3_kernels *k, float *sum, const float *p, size_t ldp, const size_t *n_seen,
+                         size_t n_q, const float *kv, size_t ld, size_t begin, size_t lat)
 {
-    float *p = scratch, *block_latent = scratch + n, m, total = 0;
-    if (ld == lat + rope) /* rows without gaps: the same dot products, several at once */
-        k->mul[K3_F32](p, n, kv, n, ld, q, ld, 1);
-    else
-        for (size_t s = 0; s < n; s++)
-            p[s] = k->dot(q, kv + s * ld, lat + rope);
+    memset(sum, 0, n_q * lat * sizeof *sum);
+    for (size_t j = 0; j < lat; j += ATTEND_COLS) /* these columns of the block stay in the cache for all queries */
+        for (size_t i = 0; i < n_q; i++) {
+            size_t n = n_seen[i] < begin + ATTEND_BLOCK ? n_seen[i] - begin : ATTEND_BLOCK;
+
+            if (n_seen[i] > begin)
+                k->mul_t[K3_F32](sum + i * lat + j, p + i * ldp + begin, kv + begin * ld + j, ld, n,
+                                 lat - j < ATTEND_COLS ? lat - j : ATTEND_COLS);
+        }
+}
+
+static void probabilities(const struct k3_kernels *k, float *p, size_t n, float scale)
+{
+    float m;
+
     k->scale(p, p, scale, n);
     m = k->max(p, n);
     for (size_t s = 0; s < n; s++)
         p[s] = p[s] - m;
     k->exp(p, p, n);
-    memset(out, 0, lat * sizeof *out);
-    for (size_t s0 = 0; s0 < n; s0 += ATTEND_BLOCK) {
-        size_t n_here = n - s0 < ATTEND_BLOCK ? n - s0 : ATTEND_BLOCK;
-        float block_p = 0;
-        for (size_t s = s0; s < s0 + n_here; s++)
-            block_p = block_p + p[s];
-        memset(block_latent, 0, lat * sizeof *block_latent);
-        k->mul_t[K3_F32](block_latent, p + s0, kv + s0 * ld, ld, n_here, lat);
-        total = total + block_p;
-        k->add(out, out, block_latent, lat);
+}
+
+void k3_attend(const struct k3_kernels *k, float *out, const float *q, size_t n_q, const float *kv, size_t ld,
+               const size_t *n_seen, size_t lat, size_t rope, float scale, float *scratch)
+{
+    float *p = scratch, *sum, total[ATTEND_MOST] = { 0 };
+    size_t width = lat + rope, n = 0;
+
+    if (n_q > ATTEND_MOST)
+        k3_bug("attention of %zu queries, at most %d", n_q, ATTEND_MOST);
+    for (size_t i = 0; i < n_q; i++)
+        n = n_seen[i] > n ? n_seen[i] : n;
+    sum = scratch + n_q * n;
+    if (ld == width) /* rows without gaps: the same dot products, several at once */
+        k->mul[K3_F32](p, n, kv, n, width, q, width, n_q);
+    else
+        for (size_t i = 0; i < n_q; i++)
+            for (size_t s = 0; s < n_seen[i]; s++)
+                p[i * n + s] = k->dot(q + i * width, kv + s * ld, width);
+    for (size_t i = 0; i < n_q; i++)
+        probabilities(k, p + i * n, n_seen[i], scale);
+    memset(out, 0, n_q * lat * sizeof *out);
+    for (size_t begin = 0; begin < n; begin += ATTEND_BLOCK) {
+        attend_block(k, sum, p, n, n_seen, n_q, kv, ld, begin, lat);
+        for (size_t i = 0; i < n_q; i++) {
+            size_t end = n_seen[i] < begin + ATTEND_BLOCK ? n_seen[i] : begin + ATTEND_BLOCK;
+            float block_p = 0;
+
+            if (n_seen[i] <= begin)
+                continue;
+            for (size_t s = begin; s < end; s++)
+                block_p = block_p + p[i * n + s];
+            total[i] = total[i] + block_p;
+            k->add(out + i * lat, out + i * lat, sum + i * lat, lat);
+        }
     }
-    for (size_t i = 0; i < lat; i++)
-        out[i] = out[i] / total;
+    for (size_t i = 0; i < n_q; i++)
+        for (size_t j = 0; j < lat; j++)
+            out[i * lat + j] = out[i * lat + j] / total[i];
 }
 
 void k3_widen(float *y, const void *x, enum k3_dtype dtype, size_t n)

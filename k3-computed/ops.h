@@ -43,14 +43,16 @@ void k3_route(const struct k3_kernels *k, uint16_t *ids, float *weights, const f
 /* The first half of it: the top_k ids by choice, best first. */
 void k3_choose(const struct k3_kernels *k, uint16_t *ids, const float *logits, const float *bias, size_t n,
                size_t top_k, float *scratch);
-/* Rule (e), one query head over positions 0..n-1: kv rows of width (lat + rope) floats, ld floats
- * apart; q likewise (absorbed part, then the shared part).  score_s = dot(q, kv_s) * scale over
- * lat + rope; m = max; p_s = k3_exp(score_s - m); per block of 64 absolute positions from +0:
- * bp += p_s, bl = chain fma(p_s, kv_s[0..lat)); block sums added in ascending order from +0;
- * out[m] = sum / total.  n >= 1; out is not q.  scratch: k3_attend_scratch(n, lat) floats. */
-void k3_attend(const struct k3_kernels *k, float *out, const float *q, const float *kv, size_t ld,
-               size_t n, size_t lat, size_t rope, float scale, float *scratch);
-size_t k3_attend_scratch(size_t n, size_t lat);
+/* Rule (e), n_q queries (heads, or rows of one sequence) over the same cache, each over the positions 0..n_seen[i]-1 that it
+ * sees.  q: [n_q][lat + rope], the absorbed part, then the shared part; out: [n_q][lat]; kv rows of lat + rope floats, ld floats
+ * apart.  score_s = dot(q, kv_s) * scale over lat + rope; m = max; p_s = k3_exp(score_s - m); per block of 64 absolute
+ * positions from +0: bp += p_s, bl = chain fma(p_s, kv_s[0..lat)); block sums added in ascending order from +0; out[m] = sum /
+ * total.  n_seen >= 1, n_q at most K3_ATTEND_QUERIES; out is not q.  scratch: k3_attend_scratch(n_q, greatest n_seen, lat)
+ * floats.  The queries do not see one another: company leaves no trace. */
+#define K3_ATTEND_QUERIES 8
+void k3_attend(const struct k3_kernels *k, float *out, const float *q, size_t n_q, const float *kv, size_t ld,
+               const size_t *n_seen, size_t lat, size_t rope, float scale, float *scratch);
+size_t k3_attend_scratch(size_t n_q, size_t n, size_t lat);
 /* Exact widening of n elements of a plain dtype to fp32. */
 void k3_widen(float *y, const void *x, enum k3_dtype dtype, size_t n);
 

@@ -77,15 +77,16 @@ int k3_pass_kda(struct k3_pass *p, uint32_t layer, float *out)
         .o_norm = k3_pass_resident(p, layer, K3_R_O_NORM),
         .q_scale = 1.0f / __builtin_sqrtf((float)d),
     };
+    const struct k3_pass_job first[4] = { K3_PASS_MUL(p, K3_W_KDA_Q, q, width, p->x, h, p->n_rows),
+                                          K3_PASS_MUL(p, K3_W_KDA_K, k, width, p->x, h, p->n_rows),
+                                          K3_PASS_MUL(p, K3_W_KDA_V, v, width, p->x, h, p->n_rows),
+                                          K3_PASS_MUL(p, K3_W_KDA_FA, fa, d, p->x, h, p->n_rows) };
+    const struct k3_pass_job second[3] = { K3_PASS_MUL(p, K3_W_KDA_FB, z, width, fa, d, p->n_rows),
+                                           K3_PASS_MUL(p, K3_W_KDA_B, beta, heads, p->x, h, p->n_rows),
+                                           K3_PASS_MUL(p, K3_W_KDA_G, g, width, p->x, h, p->n_rows) };
     int rc;
 
-    if ((rc = k3_pass_mul(p, layer, K3_W_KDA_Q, q, width, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_mul(p, layer, K3_W_KDA_K, k, width, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_mul(p, layer, K3_W_KDA_V, v, width, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_mul(p, layer, K3_W_KDA_FA, fa, d, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_mul(p, layer, K3_W_KDA_FB, z, width, fa, d, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_mul(p, layer, K3_W_KDA_B, beta, heads, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_mul(p, layer, K3_W_KDA_G, g, width, p->x, h, p->n_rows, NULL)) < 0)
+    if ((rc = k3_pass_flow(p, layer, first, 4)) < 0 || (rc = k3_pass_flow(p, layer, second, 3)) < 0)
         return rc;
     k3_pass_stage(p, K3_STAGE_KDA);
     k3_pass_count_kda(p);

@@ -5,7 +5,8 @@
 
 #include "k3-computed/pass_private.h"
 
-#define ROWS_AT_ONCE 16 /* rows of one task: the head's W is read once for all of them */
+#define QUERIES K3_ATTEND_QUERIES
+#define ABSORB_COLS 128
 
 uint64_t k3_pass_mla_floats(const struct k3_config *c)
 {
@@ -18,8 +19,7 @@ uint64_t k3_pass_mla_floats(const struct k3_config *c)
 
 uint64_t k3_pass_mla_scratch(const struct k3_config *c, uint32_t ctx)
 {
-    return (uint64_t)c->kv_lora + c->qk_rope + (uint64_t)ROWS_AT_ONCE * c->kv_lora +
-           k3_attend_scratch(ctx, c->kv_lora);
+    return QUERIES * (2 * (uint64_t)c->kv_lora + c->qk_rope) + k3_attend_scratch(QUERIES, ctx, c->kv_lora);
 }
 
 struct mla_job {
@@ -30,11 +30,6 @@ struct mla_job {
     const float *q;  /* [row][heads][qk_nope + qk_rope] */
     float *o, *gate; /* [row][heads][v_dim] */
     float scale;
-    /* of the block of heads at work */
-    const char *w;
-    enum k3_dtype dtype;
-    size_t head_bytes;
-    uint32_t head, n_heads, rows_at_once;
 };
 
 static void append_row(void *arg, size_t row, uint32_t worker)
@@ -52,54 +47,76 @@ static void append_row(void *arg, size_t row, uint32_t worker)
     memcpy(to + lat, from + lat, c->qk_rope * sizeof(float));
 }
 
-/* One head for a few rows: q_abs = W_K^T q_c; attend; o = W_V o_lat. */
-static void mla_head(void *arg, size_t i, uint32_t worker)
+/* A query of one head and one row. */
+struct query {
+    const char *wk; /* of its head: W_K [qk_nope][kv_lora], then W_V [v_dim][kv_lora] */
+    size_t head, row;
+};
+
+/* q_abs = W_K^T q_c, then the shared part. */
+static void absorb(const struct mla_job *j, float *q_abs, const struct query *at, size_t n, enum k3_dtype dtype)
 {
-    const struct mla_job *j = arg;
-    struct k3_pass *p = j->p;
-    const struct k3_config *c = p->c;
+    const struct k3_config *c = j->p->c;
     size_t lat = c->kv_lora, rope = c->qk_rope, nope = c->qk_nope, width = lat + rope;
-    size_t nth = i % j->n_heads, head = j->head + nth;
-    uint32_t r0 = (uint32_t)(i / j->n_heads) * j->rows_at_once;
-    uint32_t n = p->n_rows - r0 < j->rows_at_once ? p->n_rows - r0 : j->rows_at_once;
-    const char *wk = j->w + nth * j->head_bytes;
-    const char *wv = wk + nope * lat * k3_dtype_bytes(j->dtype);
-    float *q_abs = k3_pass_scratch(p, worker), *o_lat = q_abs + width,
-          *tmp = o_lat + ROWS_AT_ONCE * lat;
 
-    for (uint32_t r = 0; r < n; r++) {
-        const struct k3_row *row = &p->rows[r0 + r];
-        const float *q = j->q + ((r0 + r) * (size_t)c->mla_heads + head) * (nope + rope);
+    for (size_t i = 0; i < n; i++)
+        memset(q_abs + i * width, 0, lat * sizeof(float));
+    for (size_t m = 0; m < lat; m += ABSORB_COLS) /* these columns of W_K stay in the cache for all rows of a head */
+        for (size_t i = 0; i < n; i++) {
+            const float *q = j->q + (at[i].row * c->mla_heads + at[i].head) * (nope + rope);
 
-        memset(q_abs, 0, lat * sizeof(float));
-        p->k->mul_t[j->dtype](q_abs, q, wk, lat, nope, lat);
-        memcpy(q_abs + lat, q + nope, rope * sizeof(float));
-        k3_attend(p->k, o_lat + r * lat, q_abs, k3_state_kv(row->state, j->layer), width,
-                  (size_t)row->position + 1, lat, rope, j->scale, tmp);
-    }
-    p->k->mul[j->dtype](j->o + (r0 * (size_t)c->mla_heads + head) * c->v_dim,
-                        (size_t)c->mla_heads * c->v_dim, wv, c->v_dim, lat, o_lat, lat, n);
+            j->p->k->mul_t[dtype](q_abs + i * width + m, q, at[i].wk + m * k3_dtype_bytes(dtype), lat, nope,
+                                  lat - m < ABSORB_COLS ? lat - m : ABSORB_COLS);
+            if (m == 0)
+                memcpy(q_abs + i * width + lat, q + nope, rope * sizeof(float));
+        }
 }
 
-static void heads_block(void *arg, const struct k3_matrix *mat, const void *w, uint32_t row,
-                        uint32_t n_rows)
+/* Queries of one sequence: absorb, attend, o = W_V o_lat. */
+static void attend(const struct mla_job *j, const struct query *at, size_t n, enum k3_dtype dtype, uint32_t worker)
 {
-    struct mla_job *j = arg;
     struct k3_pass *p = j->p;
-    uint32_t head_rows = p->c->qk_nope + p->c->v_dim, parts;
-    uint32_t tasks = k3_team_size(p->team) * 4;
+    const struct k3_config *c = p->c;
+    size_t lat = c->kv_lora, width = lat + c->qk_rope, o_row = (size_t)c->mla_heads * c->v_dim;
+    float *q_abs = k3_pass_scratch(p, worker), *o_lat = q_abs + QUERIES * width, *tmp = o_lat + QUERIES * lat;
+    struct k3_state *state = p->rows[at[0].row].state;
+    size_t n_seen[QUERIES];
 
-    j->w = w;
-    j->dtype = mat->dtype;
-    j->head = row / head_rows;
-    j->n_heads = n_rows / head_rows;
-    j->head_bytes = (size_t)head_rows * mat->n_cols * k3_dtype_bytes(mat->dtype);
-    parts = (tasks + j->n_heads - 1) / j->n_heads;
-    j->rows_at_once = (p->n_rows + parts - 1) / parts;
-    if (j->rows_at_once > ROWS_AT_ONCE)
-        j->rows_at_once = ROWS_AT_ONCE;
-    k3_team_run(p->team, (size_t)j->n_heads * ((p->n_rows + j->rows_at_once - 1) / j->rows_at_once),
-                1, mla_head, j);
+    absorb(j, q_abs, at, n, dtype);
+    for (size_t i = 0; i < n; i++)
+        n_seen[i] = (size_t)p->rows[at[i].row].position + 1;
+    k3_attend(p->k, o_lat, q_abs, n, k3_state_kv(state, j->layer), width, n_seen, lat, c->qk_rope, j->scale, tmp);
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && at[end].head == at[i].head; end++)
+            ; /* rows of a head follow one another */
+        p->k->mul[dtype](j->o + at[i].row * o_row + at[i].head * c->v_dim, o_row,
+                         at[i].wk + c->qk_nope * lat * k3_dtype_bytes(dtype), c->v_dim, lat, o_lat + i * lat, lat, end - i);
+    }
+}
+
+/* Some heads of the block for some rows. */
+static void attend_heads(const struct k3_pass_job *job, const struct k3_matrix *mat, const void *w, uint32_t row,
+                         uint32_t n_rows, uint32_t x, uint32_t n_x, uint32_t worker)
+{
+    const struct mla_job *j = job->arg;
+    const struct k3_pass *p = j->p;
+    size_t head_bytes = (size_t)job->unit * mat->n_cols * k3_dtype_bytes(mat->dtype);
+
+    for (uint32_t r = x, end; r < x + n_x; r = end) { /* rows of one sequence */
+        struct query at[QUERIES];
+        size_t n = 0;
+
+        for (end = r + 1; end < x + n_x && p->rows[end].state == p->rows[r].state; end++)
+            ;
+        for (uint32_t head = 0; head < n_rows / job->unit; head++)
+            for (uint32_t i = r; i < end; i++) {
+                at[n++] = (struct query){ (const char *)w + head * head_bytes, row / job->unit + head, i };
+                if (n == QUERIES || (i + 1 == end && head + 1 == n_rows / job->unit)) {
+                    attend(j, at, n, mat->dtype, worker);
+                    n = 0;
+                }
+            }
+    }
 }
 
 static void gate_row(void *arg, size_t row, uint32_t worker)
@@ -131,20 +148,24 @@ int k3_pass_mla(struct k3_pass *p, uint32_t layer, float *out)
         .gate = gate,
         .scale = 1.0f / __builtin_sqrtf((float)head), /* the shared part counts in the scale */
     };
+    const struct k3_pass_job down[2] = { K3_PASS_MUL(p, K3_W_MLA_QB, q, q_width, qa, c->q_lora, p->n_rows),
+                                         K3_PASS_MUL(p, K3_W_MLA_KVA, kv, width, p->x, h, p->n_rows) };
+    /* Few rows: several heads to a task, which read the cache together. */
+    const struct k3_pass_job heads = { .p = p, .role = K3_W_MLA_KVB, .unit = c->qk_nope + c->v_dim, .n_rows = p->n_rows,
+                                       .x_rows = 2 * QUERIES, .few_parts = p->n_rows < QUERIES, .fn = attend_heads, .arg = &j };
     int rc;
 
     if ((rc = k3_pass_mul(p, layer, K3_W_MLA_QA, qa, c->q_lora, p->x, h, p->n_rows, NULL)) < 0)
         return rc;
     k3_pass_norm(p, qa, qa, c->q_lora, k3_pass_resident(p, layer, K3_R_QA_NORM), c->q_lora,
                  c->latent_eps);
-    if ((rc = k3_pass_mul(p, layer, K3_W_MLA_QB, q, q_width, qa, c->q_lora, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_mul(p, layer, K3_W_MLA_KVA, kv, width, p->x, h, p->n_rows, NULL)) < 0)
+    if ((rc = k3_pass_flow(p, layer, down, 2)) < 0)
         return rc;
     k3_pass_stage(p, K3_STAGE_LATENT);
     k3_pass_count_latent(p);
     k3_team_run(p->team, p->n_rows, 4, append_row, &j);
     /* All rows are in the cache now; each sees its own sequence up to itself. */
-    if ((rc = k3_pass_blocks(p, layer, K3_W_MLA_KVB, c->qk_nope + c->v_dim, heads_block, &j)) < 0)
+    if ((rc = k3_pass_flow(p, layer, &heads, 1)) < 0)
         return rc;
     if (c->mla_gate) {
         if ((rc = k3_pass_mul(p, layer, K3_W_MLA_G, gate, o_width, p->x, h, p->n_rows, NULL)) < 0)

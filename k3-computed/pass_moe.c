@@ -170,6 +170,8 @@ int k3_pass_moe(struct k3_pass *p, uint32_t layer)
     struct moe_job j = { .p = p,
                          .logits = part,
                          .bias = k3_pass_resident(p, layer, K3_R_ROUTER_BIAS) };
+    const struct k3_pass_job first[2] = { K3_PASS_MUL(p, K3_W_LATENT_DOWN, z, lat, p->x, h, p->n_rows),
+                                          K3_PASS_MUL(p, K3_W_SHARED_GATE, gate, sh, p->x, h, p->n_rows) };
     uint32_t n_distinct;
     int rc;
 
@@ -184,8 +186,7 @@ int k3_pass_moe(struct k3_pass *p, uint32_t layer)
     if ((rc = p->src->experts_begin(p->src->self, layer, p->distinct, n_distinct, p->err)) < 0)
         return rc;
     p->experts_open = true;
-    if ((rc = k3_pass_mul(p, layer, K3_W_LATENT_DOWN, z, lat, p->x, h, p->n_rows, NULL)) < 0 ||
-        (rc = k3_pass_mul(p, layer, K3_W_SHARED_GATE, gate, sh, p->x, h, p->n_rows, NULL)) < 0 ||
+    if ((rc = k3_pass_flow(p, layer, first, 2)) < 0 ||
         (rc = k3_pass_mul(p, layer, K3_W_SHARED_UP, up, sh, p->x, h, p->n_rows, gate)) < 0 ||
         (rc = k3_pass_mul(p, layer, K3_W_SHARED_DOWN, p->y, h, gate, sh, p->n_rows, NULL)) < 0 ||
         (rc = routed_experts(p, n_distinct, z, acc, part)) < 0)

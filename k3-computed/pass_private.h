@@ -113,17 +113,37 @@ static inline bool k3_pass_has(const struct k3_pass *p, uint32_t layer, enum k3_
 /* A resident tensor; layer n_layers = the model level. */
 const float *k3_pass_resident(const struct k3_pass *p, uint32_t layer, enum k3_resident_role role);
 
-/* pass_stream.c.  y[r] = W x[r] for n_rows rows, W streamed in row blocks; layer
- * n_layers means lm_head.  With gate != NULL each result is folded in at once:
- * gate = situ(gate, y), gate laid out as y is. */
+/* pass_stream.c */
+/* One matrix of a flow.  fn gets rows [row, row + n_rows) of the matrix at w, whole multiples of `unit`, and the rows
+ * [x, x + n_x) of the pass; calls for different rows run at the same time. */
+struct k3_pass_job {
+    struct k3_pass *p;
+    enum k3_role role;
+    uint32_t unit;           /* rows of W that belong together */
+    uint32_t n_rows, x_rows; /* rows of x; most of them at once, 0: any number */
+    bool few_parts;          /* larger tasks: what they share costs more than threads that wait at the end */
+    void (*fn)(const struct k3_pass_job *j, const struct k3_matrix *mat, const void *w, uint32_t row, uint32_t n_rows,
+               uint32_t x, uint32_t n_x, uint32_t worker);
+    void *arg;
+    /* of k3_pass_mul_rows */
+    float *y, *gate;
+    const float *x;
+    size_t ldy, ldx;
+};
+/* y[r] = W x[r].  With gate != NULL each result is folded in at once: gate = situ(gate, y), gate laid out as y is. */
+void k3_pass_mul_rows(const struct k3_pass_job *j, const struct k3_matrix *mat, const void *w, uint32_t row,
+                      uint32_t n_rows, uint32_t x, uint32_t n_x, uint32_t worker);
+#define K3_PASS_MUL(pass, which, to, ld_to, from, ld_from, n)                                                              \
+    {                                                                                                                      \
+        .p = (pass), .role = (which), .unit = 1, .n_rows = (n), .fn = k3_pass_mul_rows, .y = (to), .x = (from),             \
+        .ldy = (ld_to), .ldx = (ld_from)                                                                                   \
+    }
+/* One parallel region over matrices that follow one another in the schedule and do not depend on one another.  Layer
+ * n_layers means lm_head. */
+int k3_pass_flow(struct k3_pass *p, uint32_t layer, const struct k3_pass_job *jobs, uint32_t n_jobs);
+/* A flow of one product. */
 int k3_pass_mul(struct k3_pass *p, uint32_t layer, enum k3_role role, float *y, size_t ldy,
                 const float *x, size_t ldx, uint32_t n_rows, float *gate);
-/* The same walk with a function for each block: rows [row, row + n_rows) of the matrix at w. Blocks
- * are whole multiples of `unit` rows, one unit at least. */
-typedef void k3_pass_block_fn(void *arg, const struct k3_matrix *mat, const void *w, uint32_t row,
-                              uint32_t n_rows);
-int k3_pass_blocks(struct k3_pass *p, uint32_t layer, enum k3_role role, uint32_t unit,
-                   k3_pass_block_fn *fn, void *arg);
 /* y[r] for the rows [row, row + n_rows) of a matrix at w, all rows of the pass; outside of the stream. */
 void k3_pass_mul_block(struct k3_pass *p, const struct k3_matrix *mat, const void *w, uint32_t row, uint32_t n_rows,
                        float *y, size_t ldy, const float *x, size_t ldx);

@@ -54,6 +54,13 @@ static void source_done(void *self)
     k3_trunk_reader_done(s->reader);
 }
 
+static uint32_t source_ready(void *self, uint32_t piece, uint32_t row)
+{
+    struct k3_shm_source *s = self;
+
+    return s->seek_due ? 0 : k3_trunk_reader_ready(s->reader, piece, row);
+}
+
 static int source_next_pass(void *self, struct k3_err *err)
 {
     struct k3_shm_source *s = self;
@@ -139,7 +146,7 @@ int k3_shm_source_open(struct k3_shm_source **out, const struct k3_shm_source_op
         return k3_fail(err, -ENOMEM, "no memory for the weight source");
     s->o = *opts;
     s->source = (struct k3_source){
-        .self = s, .m = opts->m, .rows = source_rows, .done = source_done, .next_pass = source_next_pass,
+        .self = s, .m = opts->m, .rows = source_rows, .done = source_done, .ready = source_ready, .next_pass = source_next_pass,
         .failed_pass = source_failed_pass, .experts_begin = source_experts_begin, .expert_next = source_expert_next,
         .expert_release = source_expert_release, .experts_abandon = source_experts_abandon, .embed = source_embed,
         .pinned = source_pinned, .prefetch = source_prefetch,

@@ -8,6 +8,7 @@
 #include "ipc/err.h"
 #include "model/model.h"
 #include "shm/expert.h"
+#include "shm/trunk.h"
 
 struct k3_source {
     void *self;
@@ -16,7 +17,10 @@ struct k3_source {
     uint64_t block_bytes;  /* largest row block to ask for, unless one row (kv_b: one head) is larger */
     /* Row blocks in schedule order; see k3_trunk_reader_rows/_done/_next_pass in shm/trunk.h. */
     int (*rows)(void *self, uint32_t piece, uint32_t row, uint32_t n_rows, const void **rows, struct k3_err *err);
-    void (*done)(void *self);
+    void (*done)(void *self); /* with the oldest block */
+    /* How many rows from (piece, row) on are there without waiting.  Only so many may be asked for while blocks are held, of
+     * which there are K3_TRUNK_HELD at most; with none held `rows` waits.  The member may be NULL: nothing ever is. */
+    uint32_t (*ready)(void *self, uint32_t piece, uint32_t row);
     int (*next_pass)(void *self, struct k3_err *err);
     int (*failed_pass)(void *self, struct k3_err *err); /* after an error: begin anew with the next pass */
     /* Experts of one layer, ascending; see k3_expert_client_* in shm/expert.h. */

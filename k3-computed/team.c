@@ -19,15 +19,19 @@
 #define LINE 64
 #define THREADS_MAX 4096u
 
-/* One job at a time.  A worker joins a job while it is open; the caller closes it when no index is left to hand out and waits
- * for those that have joined, never for one that is still waking up.
+/* One job at a time.  A worker joins a job while it is open and stays until there is nothing left to take and nothing will be
+ * added; the caller closes it then and waits for those that have joined, never for one that is still waking up.
  *
- *   field        writer    order
- *   fn .. chunk  caller    plain; before the job opens (O); workers read after joining (J)
- *   next         all       relaxed: it hands out indices and orders nothing; 0 before O
- *   word         all       number of the job | OPEN | workers in it.  O (open), C (close): caller.  J (join), L (leave): workers
- *   sleepers     workers   workers that sleep on word or are about to (S); either S sees O, or O sees S and wakes
- *   bell         workers   counter of news: rung by the one that leaves a closed job last; the caller sleeps on it
+ *   field         writer    order
+ *   fn arg chunk  caller    plain; before the job opens (O); workers read after joining (J)
+ *   n             caller    indices below it may be taken; stored with release, so that a taker sees what was written before
+ *   next          all       relaxed: the first index not taken
+ *   complete      caller    nothing will be added; a taker that misses what was added just before leaves it to the caller
+ *   word          all       number of the job | OPEN | workers in it.  O (open), C (close): caller.  J (join), L (leave): workers
+ *   news          caller    changes after each O, add, complete and stop; workers sleep on it
+ *   sleepers      workers   those that sleep on news or are about to (S); either S sees the news, or the news see S and wake
+ *   bell          workers   rung by the one that leaves a closed job last, and after a task while the caller waits for one
+ *   caller_waits  caller    either a task's end is seen by the caller, or the end sees this and rings
  *
  * The caller changes the fields only when the job is closed and empty, and nobody joins a closed job.  The number of the job
  * wraps; a worker that slept through exactly that many may miss one, which the others then do. */
@@ -42,13 +46,14 @@ struct k3_team {
     cpu_set_t *own;     /* pinned: the core of worker 0, until it is set */
     cpu_set_t *before;  /* the caller's mask before it was pinned */
     size_t set_bytes;
-    bool pinned, caller_pinned; /* the caller's */
-    _Atomic bool spins;         /* before the first job at the latest; relaxed, since it changes no result */
+    bool pinned, caller_pinned, spins;
     k3_team_fn *fn;
     void *arg;
-    size_t n, chunk;
-    _Alignas(LINE) _Atomic uint32_t word; /* workers sleep on it */
-    _Atomic bool stop;
+    size_t chunk;
+    _Alignas(LINE) _Atomic uint32_t word;
+    _Atomic uint32_t news;
+    _Atomic bool stop, complete, caller_waits;
+    _Atomic size_t n;
     _Alignas(LINE) _Atomic uint32_t sleepers;
     _Alignas(LINE) _Atomic uint32_t bell;
     _Alignas(LINE) _Atomic size_t next;
@@ -70,21 +75,6 @@ static void wake(_Atomic uint32_t *word, int n)
     syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
 }
 
-static void work(struct k3_team *t, uint32_t worker)
-{
-    for (;;) {
-        size_t i = atomic_fetch_add_explicit(&t->next, t->chunk, memory_order_relaxed);
-        size_t end = i + t->chunk;
-
-        if (i >= t->n)
-            return;
-        if (end > t->n)
-            end = t->n;
-        for (; i < end; i++)
-            t->fn(t->arg, i, worker);
-    }
-}
-
 /* Looks for about K3_TEAM_SPIN_NS whether the word changes: the next job of a pass mostly follows at once, and to be woken
  * takes longer than that.  True: it did. */
 static bool spin(const _Atomic uint32_t *word, uint32_t value)
@@ -101,31 +91,84 @@ static bool spin(const _Atomic uint32_t *word, uint32_t value)
     return false;
 }
 
+static void sleep_on_news(struct k3_team *t, uint32_t seen, bool *may_spin)
+{
+    if (*may_spin && spin(&t->news, seen))
+        return;
+    *may_spin = false; /* once without news it sleeps */
+    atomic_fetch_add_explicit(&t->sleepers, 1, memory_order_seq_cst); /* S */
+    if (atomic_load_explicit(&t->news, memory_order_seq_cst) == seen)
+        wait_on(&t->news, seen);
+    atomic_fetch_sub_explicit(&t->sleepers, 1, memory_order_relaxed);
+}
+
+static void tell(struct k3_team *t, size_t n_wanted)
+{
+    atomic_fetch_add_explicit(&t->news, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&t->sleepers, memory_order_seq_cst) != 0)
+        wake(&t->news, n_wanted < t->n_started ? (int)n_wanted : (int)t->n_started);
+}
+
+static void ring(struct k3_team *t)
+{
+    atomic_fetch_add_explicit(&t->bell, 1, memory_order_release);
+    wake(&t->bell, 1);
+}
+
+/* Takes a chunk and runs it; false: there is none. */
+static bool work(struct k3_team *t, uint32_t worker)
+{
+    size_t i = atomic_load_explicit(&t->next, memory_order_relaxed), n, end;
+
+    do {
+        n = atomic_load_explicit(&t->n, memory_order_acquire);
+        if (i >= n)
+            return false;
+        end = n - i < t->chunk ? n : i + t->chunk;
+    } while (!atomic_compare_exchange_weak_explicit(&t->next, &i, end, memory_order_relaxed, memory_order_relaxed));
+    for (; i < end; i++)
+        t->fn(t->arg, i, worker);
+    return true;
+}
+
 /* Joins the job that is open, unless it is the one numbered `last`; sleeps until there is one.
  * false: the team ends. */
 static bool join_job(struct k3_team *t, uint32_t last, uint32_t *number)
 {
-    uint32_t word = atomic_load_explicit(&t->word, memory_order_acquire); /* stop is seen with it */
-    bool may_spin = atomic_load_explicit(&t->spins, memory_order_relaxed);
+    bool may_spin = t->spins;
 
     for (;;) {
+        uint32_t seen = atomic_load_explicit(&t->news, memory_order_acquire); /* word and stop are seen with it */
+        uint32_t word = atomic_load_explicit(&t->word, memory_order_acquire);
+
         if (atomic_load_explicit(&t->stop, memory_order_relaxed))
             return false;
         if (!(word & OPEN) || (word & ~(ACTIVE | OPEN)) == last) {
-            if (may_spin) {
-                may_spin = spin(&t->word, word); /* once without news it sleeps */
-            } else {
-                atomic_fetch_add_explicit(&t->sleepers, 1, memory_order_seq_cst); /* S */
-                if (atomic_load_explicit(&t->word, memory_order_seq_cst) == word)
-                    wait_on(&t->word, word);
-                atomic_fetch_sub_explicit(&t->sleepers, 1, memory_order_relaxed);
-            }
-            word = atomic_load_explicit(&t->word, memory_order_acquire);
+            sleep_on_news(t, seen, &may_spin);
         } else if (atomic_compare_exchange_weak_explicit(&t->word, &word, word + 1,
                                                          memory_order_acquire, /* J */
                                                          memory_order_acquire)) {
             *number = word & ~(ACTIVE | OPEN);
             return true;
+        }
+    }
+}
+
+static void work_until_complete(struct k3_team *t, uint32_t worker)
+{
+    bool may_spin = t->spins;
+
+    for (;;) {
+        uint32_t seen = atomic_load_explicit(&t->news, memory_order_acquire);
+
+        if (work(t, worker)) {
+            may_spin = t->spins;
+            if (atomic_load_explicit(&t->caller_waits, memory_order_seq_cst))
+                ring(t);
+        } else if (atomic_load_explicit(&t->complete, memory_order_acquire)) {
+            return;
+        } else {
+            sleep_on_news(t, seen, &may_spin);
         }
     }
 }
@@ -139,12 +182,10 @@ static void *member_main(void *arg)
     while (join_job(t, number, &number)) {
         uint32_t before;
 
-        work(t, m->worker);
+        work_until_complete(t, m->worker);
         before = atomic_fetch_sub_explicit(&t->word, 1, memory_order_release); /* L */
-        if (!(before & OPEN) && (before & ACTIVE) == 1) {
-            atomic_fetch_add_explicit(&t->bell, 1, memory_order_release);
-            wake(&t->bell, 1);
-        }
+        if (!(before & OPEN) && (before & ACTIVE) == 1)
+            ring(t);
     }
     return NULL;
 }
@@ -200,9 +241,7 @@ void k3_team_free(struct k3_team *t)
         return;
     if (t->n_started) {
         atomic_store_explicit(&t->stop, true, memory_order_relaxed);
-        /* A new word, so that nobody falls asleep on the old one. */
-        atomic_fetch_add_explicit(&t->word, ONE_JOB, memory_order_seq_cst);
-        wake(&t->word, INT_MAX);
+        tell(t, t->n_started);
         for (uint32_t w = 1; w <= t->n_started; w++)
             pthread_join(t->members[w].thread, NULL);
     }
@@ -257,13 +296,51 @@ uint32_t k3_team_size(const struct k3_team *t)
     return t->n_threads;
 }
 
-void k3_team_run(struct k3_team *t, size_t n, size_t chunk, k3_team_fn *fn, void *arg)
+static void open_job(struct k3_team *t, size_t n, size_t chunk, bool complete, k3_team_fn *fn, void *arg)
 {
-    size_t helpers;
-    uint32_t word;
+    uint32_t word = atomic_load_explicit(&t->word, memory_order_relaxed); /* closed and empty: ours alone */
 
+    t->fn = fn;
+    t->arg = arg;
+    t->chunk = chunk;
+    atomic_store_explicit(&t->n, n, memory_order_relaxed);
+    atomic_store_explicit(&t->next, 0, memory_order_relaxed);
+    atomic_store_explicit(&t->complete, complete, memory_order_relaxed);
+    atomic_store_explicit(&t->word, (word + ONE_JOB) | OPEN, memory_order_release); /* O */
+}
+
+/* The bell is seen before what is waited for. */
+static void wait_for_bell(struct k3_team *t, uint32_t seen, bool *may_spin)
+{
+    if (!*may_spin || !spin(&t->bell, seen))
+        wait_on(&t->bell, seen);
+    *may_spin = false;
+}
+
+/* Nothing is left to take. */
+static void close_job(struct k3_team *t)
+{
+    bool may_spin = t->spins;
+
+    atomic_fetch_and_explicit(&t->word, ~OPEN, memory_order_relaxed); /* C */
+    for (;;) {
+        uint32_t seen = atomic_load_explicit(&t->bell, memory_order_acquire);
+
+        if ((atomic_load_explicit(&t->word, memory_order_acquire) & ACTIVE) == 0) /* pairs with L */
+            return;
+        wait_for_bell(t, seen, &may_spin);
+    }
+}
+
+static void pin_caller(struct k3_team *t)
+{
     if (t->pinned && !t->caller_pinned)
         t->caller_pinned = sched_setaffinity(0, t->set_bytes, t->own) == 0;
+}
+
+void k3_team_run(struct k3_team *t, size_t n, size_t chunk, k3_team_fn *fn, void *arg)
+{
+    pin_caller(t);
     if (chunk == 0)
         chunk = 1;
     if (t->n_threads == 1 || n <= chunk) { /* waking the others would cost more than it gives */
@@ -271,24 +348,54 @@ void k3_team_run(struct k3_team *t, size_t n, size_t chunk, k3_team_fn *fn, void
             fn(arg, i, 0);
         return;
     }
-    t->fn = fn;
-    t->arg = arg;
-    t->n = n;
-    t->chunk = chunk;
-    atomic_store_explicit(&t->next, 0, memory_order_relaxed);
-    word = atomic_load_explicit(&t->word, memory_order_relaxed); /* closed and empty: ours alone */
-    atomic_store_explicit(&t->word, (word + ONE_JOB) | OPEN, memory_order_seq_cst); /* O */
-    helpers = (n - 1) / chunk; /* chunks besides our first */
-    if (atomic_load_explicit(&t->sleepers, memory_order_seq_cst) != 0)
-        wake(&t->word, helpers < t->n_started ? (int)helpers : (int)t->n_started);
-    work(t, 0);
-    atomic_fetch_and_explicit(&t->word, ~OPEN, memory_order_relaxed); /* C */
-    for (bool may_spin = atomic_load_explicit(&t->spins, memory_order_relaxed);; may_spin = false) {
+    open_job(t, n, chunk, true, fn, arg);
+    tell(t, (n - 1) / chunk); /* chunks besides our first */
+    while (work(t, 0))
+        ;
+    close_job(t);
+}
+
+void k3_team_begin(struct k3_team *t, k3_team_fn *fn, void *arg)
+{
+    pin_caller(t);
+    open_job(t, 0, 1, false, fn, arg);
+}
+
+void k3_team_add(struct k3_team *t, size_t n)
+{
+    size_t before = atomic_load_explicit(&t->n, memory_order_relaxed);
+
+    atomic_store_explicit(&t->n, before + n, memory_order_release);
+    tell(t, n);
+}
+
+bool k3_team_help(struct k3_team *t)
+{
+    return work(t, 0);
+}
+
+void k3_team_wait(struct k3_team *t, bool (*done)(void *arg), void *arg)
+{
+    bool may_spin = t->spins;
+
+    if (done(arg))
+        return;
+    atomic_store_explicit(&t->caller_waits, true, memory_order_seq_cst);
+    for (;;) {
         uint32_t seen = atomic_load_explicit(&t->bell, memory_order_acquire);
 
-        if ((atomic_load_explicit(&t->word, memory_order_acquire) & ACTIVE) == 0) /* pairs with L */
-            return;
-        if (!may_spin || !spin(&t->bell, seen))
-            wait_on(&t->bell, seen);
+        if (done(arg))
+            break;
+        wait_for_bell(t, seen, &may_spin);
     }
+    atomic_store_explicit(&t->caller_waits, false, memory_order_relaxed);
+}
+
+void k3_team_end(struct k3_team *t)
+{
+    while (work(t, 0))
+        ;
+    atomic_store_explicit(&t->complete, true, memory_order_release);
+    tell(t, t->n_started);
+    close_job(t);
 }

@@ -19,6 +19,15 @@ uint32_t k3_team_size(const struct k3_team *t);
 typedef void k3_team_fn(void *arg, size_t i, uint32_t worker);
 void k3_team_run(struct k3_team *t, size_t n, size_t chunk, k3_team_fn *fn, void *arg);
 
+/* The same bit by bit, so that the team goes on while its caller fetches more: begin, then any number of add, help and wait,
+ * then end.  Indices are handed out in ascending order, one at a time; what was written before an add is seen by its tasks. */
+void k3_team_begin(struct k3_team *t, k3_team_fn *fn, void *arg);
+void k3_team_add(struct k3_team *t, size_t n);
+bool k3_team_help(struct k3_team *t); /* the caller runs one; false: all that were added have been begun */
+/* Sleeps until done(arg), which a task makes true at its end.  What it reads must be sequentially consistent atomics. */
+void k3_team_wait(struct k3_team *t, bool (*done)(void *arg), void *arg);
+void k3_team_end(struct k3_team *t); /* runs what is left; returns when all are done */
+
 /* Binds worker i to core i (all of its allowed CPUs; the thread that runs jobs is bound by its first one, and let go by
  * k3_team_free), where the team has one thread for each core of *c and no quota lowers them.  Only then is nothing chosen:
  * with fewer threads than cores two instances would both take the first cores and leave the others idle, so the kernel

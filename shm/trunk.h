@@ -104,6 +104,7 @@ struct k3_trunk_data { /* head of the data segment; written by trunkd */
 
 /* ---- consumer side (shm/trunk_reader.c), used by computed alone ------------------------------------------------ */
 
+#define K3_TRUNK_HELD 4u
 struct k3_trunk_reader;
 struct k3_trunk_wait_stats { uint64_t waits, wait_ns; };
 
@@ -119,14 +120,17 @@ int k3_trunk_reader_resident(struct k3_trunk_reader *r, const float **out, struc
 
 /* Rows [row, row + n_rows) of piece `piece` of the current pass (rows counted within the piece): waits until they
  * are there and returns their address, contiguous, valid until k3_trunk_reader_done() or the next seek.  If trunkd dies
- * meanwhile it reattaches to the next generation and seeks to where it waits; *reattached (may be NULL) counts that.
- * Blocks of one pass must be asked for in schedule order.  Errors: -EIO with words and exit 4 (the stream or the piece
+ * meanwhile it reattaches to the next generation and seeks to where it waits.
+ * Blocks of one pass must be asked for in schedule order.  While blocks are held (K3_TRUNK_HELD at most) nothing is waited
+ * for: only what k3_trunk_reader_ready() has found may be asked for then (else -EINVAL).  Errors: -EIO with words and exit 4 (the stream or the piece
  * could not be read; position, file and offset named); -ECANCELED when *stop (may be NULL) became true. */
 int k3_trunk_reader_rows(struct k3_trunk_reader *r, uint32_t piece, uint32_t row, uint32_t n_rows,
                          const void **rows, struct k3_err *err);
+/* How many rows from (piece, row) on are there now: to the end of the piece, but of the ring no more than an eighth. */
+uint32_t k3_trunk_reader_ready(struct k3_trunk_reader *r, uint32_t piece, uint32_t row);
 /* The whole piece when it is pinned and loaded already, else NULL.  Does not wait; valid until the next call of rows. */
 const void *k3_trunk_reader_pinned(const struct k3_trunk_reader *r, uint32_t piece);
-/* The block asked for last is no longer needed: consumed moves to its end. */
+/* The oldest block that is held is no longer needed: consumed moves to its end. */
 void k3_trunk_reader_done(struct k3_trunk_reader *r);
 /* Ends the current pass and begins the next at its first piece.  If all pieces were consumed this costs nothing;
  * otherwise (abandoned, lm_head skipped) it seeks. */

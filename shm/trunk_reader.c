@@ -19,6 +19,7 @@
 /* Tries in a row, 2 s: a successor holds the lock a moment before it removes the old segment. */
 #define REFUSALS_BELIEVED 100
 #define BLOCK_COMFORT_BYTES (1u << 20)
+#define READY_PART 8 /* of the ring at most in one block, so that trunkd gets room while it is multiplied */
 #define TRUNKD "k3-trunkd"
 #define NO_SEEK 1u /* never acknowledged: real numbers are at least 2^32 */
 
@@ -41,8 +42,8 @@ struct k3_trunk_reader {
     size_t piece; /* next wanted block lies at or after (piece, row) */
     uint32_t row;
     uint64_t produced; /* a.produced as last seen under this seek */
-    bool held, held_ring;
-    uint64_t held_end;
+    struct { bool ring; uint64_t end; } held[K3_TRUNK_HELD]; /* a queue: the oldest at held[first_held] */
+    uint32_t first_held, n_held;
     _Atomic bool *stop;
     k3_trunk_notice_fn *notice;
     void *notice_arg;
@@ -160,21 +161,29 @@ static uint64_t want_end(const struct k3_trunk_reader *r, const struct want *w)
            (uint64_t)(w->row + w->n_rows) * row_bytes(r, w->piece);
 }
 
+/* Looks how far trunkd is.  false: further than the ring allows, which is not believed. */
+static bool see_produced(struct k3_trunk_reader *r, uint64_t *produced, uint64_t *consumed)
+{
+    *produced = atomic_load_explicit(&r->link.ctl->a.produced, memory_order_acquire); /* T' */
+    *consumed = atomic_load_explicit(&r->link.ctl->b.consumed, memory_order_relaxed); /* only we store it */
+    if (*produced > *consumed && *produced - *consumed > r->link.layout.ring_bytes)
+        return false;
+    r->produced = *produced;
+    return true;
+}
+
 static int look_stream(struct k3_trunk_reader *r, const struct want *w, struct k3_err *err)
 {
     const struct k3_trunk_line_a *a = &r->link.ctl->a;
-    uint64_t end = want_end(r, w), consumed;
+    uint64_t end = want_end(r, w), produced, consumed;
 
     if (r->produced >= end)
         return 0;
-    r->produced = atomic_load_explicit(&a->produced, memory_order_acquire); /* T' */
-    /* Only we store it. */
-    consumed = atomic_load_explicit(&r->link.ctl->b.consumed, memory_order_relaxed);
-    if (r->produced > consumed && r->produced - consumed > r->link.layout.ring_bytes)
+    if (!see_produced(r, &produced, &consumed))
         return k3_fail(err, -EPROTO,
                        TRUNKD " says that %" PRIu64 " bytes are produced, but %" PRIu64
                               " are consumed and the ring holds %" PRIu64,
-                       r->produced, consumed, r->link.layout.ring_bytes);
+                       produced, consumed, r->link.layout.ring_bytes);
     if (r->produced >= end)
         return 0;
     if (!atomic_load_explicit(&a->error.set, memory_order_acquire)) /* E' */
@@ -428,55 +437,81 @@ int k3_trunk_reader_rows(struct k3_trunk_reader *r, uint32_t piece, uint32_t row
 {
     struct want w = { .what = WANT_ROWS, .piece = piece, .row = row, .n_rows = n_rows };
     const struct k3_layout *l = &r->link.layout;
-    uint64_t len_bytes, begin;
+    uint64_t len_bytes, begin, end;
+    bool in_ring;
     int rc;
 
     if (piece >= r->m->n_pieces || n_rows == 0 || row >= r->m->pieces[piece].n_rows ||
         n_rows > r->m->pieces[piece].n_rows - row)
         return k3_fail(err, -EINVAL, "rows %u+%u of piece %u: there is no such block", row, n_rows,
                        piece);
-    if (r->held)
+    if (r->n_held == K3_TRUNK_HELD)
         return k3_fail(err, -EINVAL,
-                       "rows %u+%u of piece %u asked for before the block before was done", row,
-                       n_rows, piece);
+                       "rows %u+%u of piece %u asked for while %u blocks before are not done", row,
+                       n_rows, piece, r->n_held);
     if (piece < r->piece || (piece == r->piece && row < r->row))
         return k3_fail(
             err, -EINVAL,
             "rows %u+%u of piece %u asked for after piece %zu row %u: not schedule order", row,
             n_rows, piece, r->piece, r->row);
     len_bytes = n_rows * row_bytes(r, piece);
-    if (len_bytes > l->ring_bytes / 2)
+    if (!l->pinned[piece] && len_bytes > l->ring_bytes / 2)
         return k3_fail(err, -EINVAL,
                        "a row block of %" PRIu64
                        " bytes does not fit into half the ring of %" PRIu64 " bytes",
                        len_bytes, l->ring_bytes);
     r->piece = piece;
     r->row = row;
-    if (!l->pinned[piece] && r->acked) {
+    if (!l->pinned[piece] && r->acked && r->n_held == 0) {
         begin = want_end(r, &w) - len_bytes;
         /* What lies before the block is not wanted any more: makes room when blocks were left out.
          */
         if (atomic_load_explicit(&r->link.ctl->b.consumed, memory_order_relaxed) < begin)
             consume(r, begin);
     }
-    rc = wait_for(r, &w, err);
+    /* A wait may end in another trunkd's ring, which the blocks that are held are not in. */
+    rc = r->n_held ? look(r, &w, err) : wait_for(r, &w, err);
+    if (rc == -EAGAIN)
+        return k3_fail(err, -EINVAL, "rows %u+%u of piece %u are not there yet, and %u blocks are held",
+                       row, n_rows, piece, r->n_held);
     if (rc < 0)
         return rc;
     l = &r->link.layout;
-    r->held = true;
-    r->held_ring = !l->pinned[piece];
-    r->held_end = want_end(r, &w);
-    if (r->held_ring)
-        *rows = r->link.ring + (r->held_end - len_bytes) % l->ring_bytes;
+    in_ring = !l->pinned[piece];
+    end = want_end(r, &w);
+    r->held[(r->first_held + r->n_held) % K3_TRUNK_HELD].ring = in_ring;
+    r->held[(r->first_held + r->n_held) % K3_TRUNK_HELD].end = end;
+    r->n_held++;
+    if (in_ring)
+        *rows = r->link.ring + (end - len_bytes) % l->ring_bytes;
     else
         *rows = r->link.data.base + l->start[piece] + row * row_bytes(r, piece);
-    *(r->held_ring ? &r->counts.ring_bytes : &r->counts.pinned_bytes) += len_bytes;
+    *(in_ring ? &r->counts.ring_bytes : &r->counts.pinned_bytes) += len_bytes;
     r->row = row + n_rows;
     if (r->row == r->m->pieces[piece].n_rows) {
         r->piece++;
         r->row = 0;
     }
     return 0;
+}
+
+uint32_t k3_trunk_reader_ready(struct k3_trunk_reader *r, uint32_t piece, uint32_t row)
+{
+    const struct k3_layout *l = &r->link.layout;
+    uint64_t bytes, most = l->ring_bytes / READY_PART, begin, produced, consumed, n;
+    uint32_t left;
+
+    if (!r->attached || r->n_held == K3_TRUNK_HELD || piece >= r->m->n_pieces || row >= r->m->pieces[piece].n_rows)
+        return 0;
+    left = r->m->pieces[piece].n_rows - row;
+    bytes = row_bytes(r, piece);
+    if (l->pinned[piece])
+        return k3_trunk_reader_pinned(r, piece) ? left : 0;
+    begin = r->pass * l->pass_bytes + l->start[piece] + row * bytes;
+    if (!r->acked || bytes == 0 || !see_produced(r, &produced, &consumed) || produced <= begin)
+        return 0;
+    n = (produced - begin < most ? produced - begin : most) / bytes;
+    return n < left ? (uint32_t)n : left;
 }
 
 const void *k3_trunk_reader_pinned(const struct k3_trunk_reader *r, uint32_t piece)
@@ -491,9 +526,12 @@ const void *k3_trunk_reader_pinned(const struct k3_trunk_reader *r, uint32_t pie
 
 void k3_trunk_reader_done(struct k3_trunk_reader *r)
 {
-    if (r->held && r->held_ring)
-        consume(r, r->held_end);
-    r->held = false;
+    if (r->n_held == 0)
+        return;
+    if (r->held[r->first_held].ring)
+        consume(r, r->held[r->first_held].end);
+    r->first_held = (r->first_held + 1) % K3_TRUNK_HELD;
+    r->n_held--;
 }
 
 static int seek_and_wait(struct k3_trunk_reader *r, struct k3_err *err)
@@ -508,7 +546,7 @@ static int seek_and_wait(struct k3_trunk_reader *r, struct k3_err *err)
 /* The position moves first, so that a re-attachment in the middle seeks to the right place. */
 static void to_next_pass(struct k3_trunk_reader *r)
 {
-    r->held = false;
+    r->n_held = 0;
     if (r->begun)
         r->pass++;
     r->begun = true;

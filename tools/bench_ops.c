@@ -76,7 +76,7 @@ static void situ(struct ops *o)
 }
 static void attend(struct ops *o)
 {
-    k3_attend(o->k, o->y, o->a, o->kv, LATENT + ROPE, POSITIONS, LATENT, ROPE, 0.07f, o->scratch);
+    k3_attend(o->k, o->y, o->a, 1, o->kv, LATENT + ROPE, (size_t[]){ POSITIONS }, LATENT, ROPE, 0.07f, o->scratch);
 }
 static void pick(struct ops *o)
 {
@@ -154,7 +154,7 @@ static int lines(struct k3_bench_arith *b, struct ops *o, struct k3_err *err)
 
 int k3_bench_ops(struct k3_bench_arith *b, struct k3_err *err)
 {
-    size_t kv_floats = (size_t)POSITIONS * (LATENT + ROPE), scratch_floats = k3_attend_scratch(POSITIONS, LATENT) + HIDDEN;
+    size_t kv_floats = (size_t)POSITIONS * (LATENT + ROPE), scratch_floats = k3_attend_scratch(1, POSITIONS, LATENT) + HIDDEN;
     size_t n = 4 * HIDDEN + kv_floats + (size_t)STATES * DIM * DIM + scratch_floats;
     float *all = k3_bench_memory(n * sizeof(float)), *at = all;
     struct ops o = { .k = b->k };

@@ -13,10 +13,9 @@ struct k3_file_source {
     const struct k3_model *m;
     int *fd;
     float *resident;
-    char *block; /* as large as the largest block asked for so far */
-    size_t block_cap;
+    struct { char *bytes; size_t cap; } block[K3_TRUNK_HELD]; /* as large as the largest asked for so far */
+    uint32_t n_asked, first_held, n_held, n_ready; /* n_ready: what source_ready said last */
     uint32_t piece, row; /* where the stream is */
-    bool held;
     uint32_t layer, n_experts, next_expert;
     uint16_t *experts;
     char *expert;
@@ -55,32 +54,40 @@ static int source_rows(void *self, uint32_t piece, uint32_t row, uint32_t n_rows
     uint32_t unit = mat->role == K3_W_MLA_KVB ? c->qk_nope + c->v_dim : 1;
     uint64_t row_bytes = (uint64_t)mat->n_cols * k3_dtype_bytes(mat->dtype), n = row_bytes * n_rows;
     uint64_t off = p->off_bytes + row_bytes * row;
+    uint32_t slot;
     char *to;
 
-    if (f->held)
-        k3_bug("a block of %s is asked for while another is held", k3_role_name(mat->role));
+    if (f->n_held == K3_TRUNK_HELD || (f->n_held && n_rows > f->n_ready))
+        k3_bug("a block of %s is asked for while %u are held and %u rows are ready", k3_role_name(mat->role), f->n_held,
+               f->n_ready);
     if (piece != f->piece || row != f->row)
         k3_bug("piece %u row %u is asked for, the stream is at piece %u row %u", piece, row,
                f->piece, f->row);
     if (n_rows == 0 || n_rows > p->n_rows - row || n_rows % unit ||
-        (n > f->src.block_bytes && n_rows > unit))
+        (n > f->src.block_bytes && n_rows > unit && n_rows > f->n_ready))
         k3_bug("block of %u rows (%llu bytes) of %s", n_rows, (unsigned long long)n,
                k3_role_name(mat->role));
     if (f->fail_block && --f->fail_block == 0)
         return k3_untrusted(err, -EIO, "%s of layer %d could not be read (asked for by the test)",
                             k3_role_name(mat->role), mat->layer);
-    if (n + 64 > f->block_cap) {
-        free(f->block);
-        f->block_cap = n + 64;
-        f->block = malloc(f->block_cap);
-        if (!f->block)
+    f->n_ready = 0;
+    slot = (f->first_held + f->n_held) % K3_TRUNK_HELD;
+    if (n + 64 > f->block[slot].cap) {
+        free(f->block[slot].bytes);
+        f->block[slot].cap = n + 64;
+        f->block[slot].bytes = malloc(n + 64);
+        if (!f->block[slot].bytes)
             return k3_fail(err, -ENOMEM, "block of %llu bytes", (unsigned long long)n);
     }
-    to = f->block + off % 64; /* as misaligned as the ring would have it */
+    to = f->block[slot].bytes + off % 64; /* as misaligned as the ring would have it */
     if (read_at(f, mat->file, off, to, n, err) < 0)
         return err ? err->code : -EIO;
-    f->held = true;
+    f->n_held++;
     f->row += n_rows;
+    if (f->row == p->n_rows) {
+        f->piece++;
+        f->row = 0;
+    }
     f->counts.blocks++;
     f->counts.block_bytes += n;
     *rows = to;
@@ -91,14 +98,26 @@ static void source_done(void *self)
 {
     struct k3_file_source *f = self;
 
-    if (!f->held)
+    if (!f->n_held)
         k3_bug("done without a block");
-    f->held = false;
-    memset(f->block, 0xff, f->block_cap); /* NaN in every dtype */
-    if (f->row == f->m->pieces[f->piece].n_rows) {
-        f->piece++;
-        f->row = 0;
+    memset(f->block[f->first_held].bytes, 0xff, f->block[f->first_held].cap); /* NaN in every dtype */
+    f->first_held = (f->first_held + 1) % K3_TRUNK_HELD;
+    f->n_held--;
+}
+
+/* Sometimes nothing, sometimes a few rows, sometimes all of the piece: whatever a stream may have. */
+static uint32_t source_ready(void *self, uint32_t piece, uint32_t row)
+{
+    struct k3_file_source *f = self;
+    uint32_t left = f->m->pieces[piece].n_rows - row;
+
+    f->n_asked = f->n_asked * 1103515245u + 12345u;
+    switch (f->n_asked >> 16 & 3) {
+    case 0: f->n_ready = 0; break;
+    case 1: f->n_ready = (left + 2) / 3; break;
+    default: f->n_ready = left;
     }
+    return f->n_ready;
 }
 
 static int source_next_pass(void *self, struct k3_err *err)
@@ -106,7 +125,7 @@ static int source_next_pass(void *self, struct k3_err *err)
     struct k3_file_source *f = self;
 
     (void)err;
-    if (f->held || f->experts_open)
+    if (f->n_held || f->experts_open)
         k3_bug("the pass ends while a block or a layer's experts are held");
     f->piece = f->row = 0;
     f->counts.passes++;
@@ -118,7 +137,7 @@ static int source_failed_pass(void *self, struct k3_err *err)
     struct k3_file_source *f = self;
 
     (void)err;
-    if (f->held || f->experts_open)
+    if (f->n_held || f->experts_open)
         k3_bug("the pass is given up while a block or a layer's experts are held");
     f->piece = f->row = 0;
     f->counts.failed_passes++;
@@ -284,6 +303,7 @@ int k3_file_source_open(struct k3_file_source **out, const struct k3_model *m, u
         .block_bytes = block_bytes,
         .rows = source_rows,
         .done = source_done,
+        .ready = source_ready,
         .next_pass = source_next_pass,
         .failed_pass = source_failed_pass,
         .experts_begin = source_experts_begin,
@@ -311,7 +331,8 @@ void k3_file_source_close(struct k3_file_source *f)
             close(f->fd[i]);
     free(f->fd);
     free(f->resident);
-    free(f->block);
+    for (uint32_t i = 0; i < K3_TRUNK_HELD; i++)
+        free(f->block[i].bytes);
     for (size_t i = 0; f->pinned && i < f->m->n_pieces; i++)
         free(f->pinned[i]);
     free(f->pinned);

@@ -66,7 +66,7 @@ void k3_test_mla_layer(const struct k3_kernels *k, const struct k3_test_mla *w, 
 {
     size_t row = w->kv_lora + w->rope, q_width = w->nope + w->rope, o_width = w->heads * w->v_dim;
     float *buf = floats(n * (w->q_lora + w->heads * q_width + o_width) + o_width + 2 * row +
-                        k3_attend_scratch(n, w->kv_lora));
+                        k3_attend_scratch(1, n, w->kv_lora));
     float *a = buf, *q = a + n * w->q_lora, *gate = q + n * w->heads * q_width,
           *o = gate + n * o_width;
     float *absorbed = o + o_width, *lat = absorbed + row, *scratch = lat + row;
@@ -88,7 +88,7 @@ void k3_test_mla_layer(const struct k3_kernels *k, const struct k3_test_mla *w, 
             memset(absorbed, 0, w->kv_lora * sizeof *absorbed);
             k->mul_t[K3_F32](absorbed, qh, wk, w->kv_lora, w->nope, w->kv_lora);
             memcpy(absorbed + w->kv_lora, qh + w->nope, w->rope * sizeof *absorbed);
-            k3_attend(k, lat, absorbed, cache, row, t + 1, w->kv_lora, w->rope, scale, scratch);
+            k3_attend(k, lat, absorbed, 1, cache, row, (size_t[]){ t + 1 }, w->kv_lora, w->rope, scale, scratch);
             linear(k, o + h * w->v_dim, wv, w->v_dim, w->kv_lora, lat, 1);
         }
         k->mul_vec(o, o, gate + t * o_width, o_width); /* 6 */

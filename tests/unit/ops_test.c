@@ -203,10 +203,10 @@ static void v_mla(void **state)
     (void)state;
     EACH_SET (k) {
         float q[3] = {0, 0, 1.1f}, lat[2], o[2], scratch[4];
-        assert_int_equal(k3_attend_scratch(2, 2), 4);
+        assert_int_equal(k3_attend_scratch(1, 2, 2), 4);
         k->mul_t[K3_F32](q, q_c, wk, 2, 2, 2);
         NEAR(q, want_q, 2, "V-MLA q_abs");
-        k3_attend(k, lat, q, kv[0], 3, 2, 2, 1, 0.57735027f, scratch);
+        k3_attend(k, lat, q, 1, kv[0], 3, (size_t[]){ 2 }, 2, 1, 0.57735027f, scratch);
         NEAR(lat, want_lat, 2, "V-MLA o_lat");
         k->mul[K3_F32](o, 2, wv, 2, 2, lat, 2, 1);
         NEAR(o, want_o, 2, "V-MLA o");
@@ -250,8 +250,29 @@ static void attend_follows_the_rule(void **state)
             for (size_t i = 0; i < LAT; i++)
                 want[i] /= total;
             EACH_SET (k) {
-                k3_attend(k, got, q, kv, ld, n, LAT, ROPE, 3.0f, scratch);
+                k3_attend(k, got, q, 1, kv, ld, &n, LAT, ROPE, 3.0f, scratch);
                 K3_ASSERT_SAME(want, got, LAT, k->name, "%zu positions, rows %zu apart", n, ld);
+            }
+        }
+    }
+}
+
+/* Queries that attend together get what each gets alone, however much each sees. */
+static void attend_does_not_see_its_neighbours(void **state)
+{
+    enum { LAT = 200, ROPE = 9, LD = LAT + ROPE, MAX_N = 300, N_Q = K3_ATTEND_QUERIES };
+    static const size_t n_seen[N_Q] = { 1, 300, 64, 65, 128, 37, 299, 192 };
+    static float kv[MAX_N * LD], q[N_Q * LD], all[N_Q * LAT], one[LAT], scratch[N_Q * (MAX_N + LAT)];
+    uint64_t seed = 4;
+    (void)state;
+    k3_test_fill(kv, MAX_N * LD, K3_TEST_PLAIN, &seed);
+    k3_test_fill(q, N_Q * LD, K3_TEST_PLAIN, &seed);
+    EACH_SET (k) {
+        for (size_t n_q = 1; n_q <= N_Q; n_q++) {
+            k3_attend(k, all, q, n_q, kv, LD, n_seen, LAT, ROPE, 0.3f, scratch);
+            for (size_t i = 0; i < n_q; i++) {
+                k3_attend(&k3_kernels_c, one, q + i * LD, 1, kv, LD, n_seen + i, LAT, ROPE, 0.3f, scratch);
+                K3_ASSERT_SAME(one, all + i * LAT, LAT, k->name, "query %zu of %zu", i, n_q);
             }
         }
     }
@@ -463,6 +484,7 @@ int main(void)
         cmocka_unit_test(gate_of_a_wide_head),
         cmocka_unit_test(v_mla),
         cmocka_unit_test(attend_follows_the_rule),
+        cmocka_unit_test(attend_does_not_see_its_neighbours),
         cmocka_unit_test(v_res),
         cmocka_unit_test(attnres_follows_the_rule),
         cmocka_unit_test(v_route),

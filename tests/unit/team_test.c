@@ -80,6 +80,55 @@ static void many_jobs_in_a_row(void **state)
     k3_team_free(t);
 }
 
+/* A job that grows: tasks of round n + 1 are added while those of round n run; a round's sums are read when it is done. */
+struct growing {
+    _Atomic uint32_t left;
+    uint64_t sum[7];
+};
+
+static void add_and_leave(void *arg, size_t i, uint32_t worker)
+{
+    struct growing *g = arg;
+
+    add_plain(g->sum, i % 7, worker);
+    atomic_fetch_sub(&g->left, 1);
+}
+
+static bool round_done(void *arg)
+{
+    return atomic_load(&((struct growing *)arg)->left) == 0;
+}
+
+static void a_job_grows(void **state)
+{
+    (void)state;
+    for (uint32_t threads = 1; threads <= 4; threads++) {
+        struct k3_team *t = NULL;
+        struct growing g = { 0 };
+
+        assert_int_equal(k3_team_new(&t, threads, NULL), 0);
+        for (uint64_t job = 0; job < 500; job++) {
+            k3_team_begin(t, add_and_leave, &g);
+            for (int round = 0; round < 4; round++) {
+                atomic_store(&g.left, 7);
+                k3_team_add(t, 7);
+                if (round % 2)
+                    assert_true(k3_team_help(t) || threads > 1);
+                while (threads == 1 && k3_team_help(t))
+                    ;
+                k3_team_wait(t, round_done, &g);
+                for (int i = 0; i < 7; i++)
+                    assert_int_equal(g.sum[i], job * 5 + (uint64_t)round + 1);
+            }
+            atomic_store(&g.left, 7);
+            k3_team_add(t, 7);
+            k3_team_end(t);
+            assert_true(round_done(&g));
+        }
+        k3_team_free(t);
+    }
+}
+
 static void nothing(void *arg, size_t i, uint32_t worker)
 {
     (void)arg;
@@ -249,6 +298,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_index_once),     cmocka_unit_test(many_jobs_in_a_row),
+        cmocka_unit_test(a_job_grows),
         cmocka_unit_test(ends_at_any_moment),   cmocka_unit_test(too_many_threads_are_refused),
         cmocka_unit_test(waiting_costs_no_cpu), cmocka_unit_test(bound_where_every_core_has_one_thread),
         cmocka_unit_test(a_bound_team_works_and_sleeps),
