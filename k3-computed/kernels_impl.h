@@ -29,6 +29,7 @@ K3_DECLARE_MUL(avx512)
 #undef K3_DECLARE_MUL
 
 #define K3_MUL_MAX_X 6 /* the widest panel of any set */
+#define K3_MUL_AHEAD 1024 /* bytes of a stream of weights that are fetched before their use */
 
 /* A panel of x against a chunk of W, for the columns [begin, end). */
 struct k3_mul_part {
@@ -42,8 +43,9 @@ struct k3_mul_part {
 /* All n_out rows of W of the chunk at w against nx rows of x. */
 typedef void k3_mul_strips_fn(const struct k3_mul_part *p, const char *w, size_t n_out, size_t nx);
 struct k3_mul_strips {
-    k3_mul_strips_fn *first, *again; /* for W that may lie in memory; that is in the cache */
-    size_t max_x, size;              /* rows of x of a panel at most; bytes of a weight */
+    k3_mul_strips_fn *stream;        /* few rows of x: all columns at once */
+    k3_mul_strips_fn *first, *again; /* more: for W that may lie in memory; that is in the cache */
+    size_t stream_x, max_x, size;    /* rows of x of `stream`, of a panel, at most; bytes of a weight */
 };
 typedef void k3_mxfp4_strips_fn(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
                                 size_t n_out, size_t n_groups, const float *x, size_t ldx,

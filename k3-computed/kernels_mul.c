@@ -9,7 +9,6 @@
 
 #define CHUNK_BYTES ((size_t)512 << 10)
 #define CHUNK_ROWS 64
-#define STREAM_ROWS 2 /* up to so many rows of x each tile walks all columns at once */
 #define BLOCK 896     /* a multiple of 32; not a power of two, since rows of x lie whole pages apart */
 
 size_t k3_mul_panel(size_t n, size_t most)
@@ -35,7 +34,13 @@ void k3_mul_walk(const struct k3_mul_strips *s, float *y, size_t ldy, const char
     _Alignas(64) float rest[CHUNK_ROWS * K3_MUL_MAX_X * 16];
     size_t nx = k3_mul_panel(n_rows, s->max_x), row_bytes = n_cols * s->size;
     size_t chunk = chunk_rows(row_bytes, CHUNK_ROWS);
-    size_t block = n_rows <= STREAM_ROWS || n_cols < 2 * BLOCK ? n_cols : BLOCK;
+    size_t block = n_cols < 2 * BLOCK ? n_cols : BLOCK;
+
+    if (n_rows && n_rows <= s->stream_x) {
+        struct k3_mul_part p = {y, ldy, NULL, x, ldx, n_cols, 0, n_cols};
+        s->stream(&p, w, n_out, n_rows);
+        return;
+    }
     for (size_t o = 0; o < n_out; o += chunk) {
         size_t no = least(n_out - o, chunk);
         for (size_t r = 0; r < n_rows; r += nx) {

@@ -117,6 +117,53 @@ INLINE void tile(const struct k3_mul_part *p, const char *w, size_t o, const siz
     store_chains(acc, p, o, no, nx);
 }
 
+#define RUN 128 /* columns of one stream at a time */
+
+/* Rows o, o + apart, .. of W, over all columns.  With tile after tile each of them is one stream through memory, which is
+ * read fastest so: a few streams, four lines of each at a time. */
+INLINE void tile_streams(const struct k3_mul_part *p, const char *w, size_t o, size_t apart, const size_t no,
+                         const size_t nx, const enum k3_dtype dtype)
+{
+    const size_t size = dtype == K3_F32 ? 4 : 2, row_bytes = p->n_cols * size, ldx = p->ldx;
+    size_t i = 0, whole = p->n_cols / RUN * RUN, full = p->n_cols / LANES * LANES;
+    const float *x = p->x;
+    __m256 acc[MAX_O][MAX_X][2];
+    w += o * row_bytes;
+#pragma GCC unroll 8
+    for (size_t n = 0; n < no; n++)
+#pragma GCC unroll 8
+        for (size_t r = 0; r < nx; r++)
+            acc[n][r][0] = acc[n][r][1] = _mm256_setzero_ps();
+    for (; i < full; i += i < whole ? RUN : LANES) {
+        size_t run = i < whole ? RUN : LANES;
+#pragma GCC unroll 8
+        for (size_t n = 0; n < no; n++) {
+            const char *at = w + n * apart * row_bytes + i * size;
+            for (size_t u = 0; u < run; u += 32) {
+                _mm_prefetch(at + u * size + K3_MUL_AHEAD, _MM_HINT_T0);
+#pragma GCC unroll 4
+                for (size_t h = 0; h < 4; h++) {
+                    if (u + h * 8 < run) {
+                        __m256 wn = widen8(at + (u + h * 8) * size, dtype);
+#pragma GCC unroll 8
+                        for (size_t r = 0; r < nx; r++)
+                            acc[n][r][h % 2] =
+                                _mm256_fmadd_ps(wn, _mm256_loadu_ps(x + r * ldx + i + u + h * 8), acc[n][r][h % 2]);
+                    }
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (size_t r = 0; r < nx; r++)
+#pragma GCC unroll 8
+        for (size_t n = 0; n < no; n++) {
+            if (full < p->n_cols)
+                tail_lanes(acc[n][r], w + n * apart * row_bytes + full * size, x + r * ldx + full, p->n_cols - full, dtype);
+            p->y[r * p->ldy + o + n * apart] = tree(acc[n][r][0], acc[n][r][1]);
+        }
+}
+
 /* n_out rows of W at w against nx rows of x. */
 INLINE void strip(const struct k3_mul_part *p, const char *w, size_t n_out, const size_t nx,
                   const enum k3_dtype dtype, const int ahead)
@@ -128,6 +175,30 @@ INLINE void strip(const struct k3_mul_part *p, const char *w, size_t n_out, cons
     for (; o < n_out; o++)
         tile(p, w, o, 1, nx, dtype, 0);
 }
+
+INLINE void strip_streams(const struct k3_mul_part *p, const char *w, size_t n_out, const size_t nx,
+                          const enum k3_dtype dtype)
+{
+    const size_t streams = nx == 1 ? 4 : 2;
+    size_t apart = n_out / streams;
+    for (size_t o = 0; o < apart; o++)
+        tile_streams(p, w, o, apart, streams, nx, dtype);
+    for (size_t o = apart * streams; o < n_out; o++)
+        tile_streams(p, w, o, 0, 1, nx, dtype);
+}
+
+#define STREAMING(name, dtype)                                                                                             \
+    static void name(const struct k3_mul_part *p, const char *w, size_t n_out, size_t nx)                                  \
+    {                                                                                                                      \
+        switch (nx) {                                                                                                      \
+        case 1: strip_streams(p, w, n_out, 1, dtype); break;                                                               \
+        case 2: strip_streams(p, w, n_out, 2, dtype); break;                                                               \
+        default: strip_streams(p, w, n_out, 3, dtype); break;                                                              \
+        }                                                                                                                  \
+    }
+STREAMING(stream_f32, K3_F32)
+STREAMING(stream_f16, K3_F16)
+STREAMING(stream_bf16, K3_BF16)
 
 #define STRIPS(name, dtype, ahead)                                                                 \
     static void name(const struct k3_mul_part *p, const char *w, size_t n_out, size_t nx)          \
@@ -149,7 +220,8 @@ STRIPS(strips_bf16, K3_BF16, 0)
     void k3_avx2_mul_##name(float *y, size_t ldy, const void *w, size_t n_out, size_t n_cols,      \
                             const float *x, size_t ldx, size_t n_rows)                             \
     {                                                                                              \
-        static const struct k3_mul_strips s = {first_strips_##name, strips_##name, MAX_X, size};   \
+        static const struct k3_mul_strips s = {stream_##name, first_strips_##name, strips_##name,  \
+                                               MAX_X, MAX_X, size};                                \
         k3_mul_walk(&s, y, ldy, w, n_out, n_cols, x, ldx, n_rows);                                 \
     }
 MUL(f32, 4)

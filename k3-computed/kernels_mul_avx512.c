@@ -112,17 +112,90 @@ INLINE void tile(const struct k3_mul_part *p, const char *w, size_t o, const siz
     store_chains(acc, p, o, no, nx);
 }
 
+#define STREAMS 4
+#define RUN 32 /* columns of one stream at a time */
+
+/* Rows o, o + apart, o + 2 apart, .. of W, over all columns.  With tile after tile each of them is one stream through memory,
+ * which is read fastest so: four streams, four lines of each at a time. */
+INLINE void tile_streams(const struct k3_mul_part *p, const char *w, size_t o, size_t apart, const size_t nx,
+                         const enum k3_dtype dtype)
+{
+    const size_t size = dtype == K3_F32 ? 4 : 2, row_bytes = p->n_cols * size, ldx = p->ldx;
+    size_t i = 0, whole = p->n_cols / RUN * RUN, full = p->n_cols / LANES * LANES;
+    const float *x = p->x;
+    __m512 acc[STREAMS][MAX_X];
+    w += o * row_bytes;
+#pragma GCC unroll 8
+    for (size_t n = 0; n < STREAMS; n++)
+#pragma GCC unroll 8
+        for (size_t r = 0; r < nx; r++)
+            acc[n][r] = _mm512_setzero_ps();
+    for (; i < whole; i += RUN) {
+#pragma GCC unroll 8
+        for (size_t n = 0; n < STREAMS; n++) {
+            const char *at = w + n * apart * row_bytes + i * size;
+#pragma GCC unroll 8
+            for (size_t u = 0; u < RUN; u += LANES) {
+                __m512 wn = widen16(at + u * size, dtype);
+                if (u * size % 64 == 0)
+                    _mm_prefetch(at + u * size + K3_MUL_AHEAD, _MM_HINT_T0);
+#pragma GCC unroll 8
+                for (size_t r = 0; r < nx; r++)
+                    acc[n][r] = _mm512_fmadd_ps(wn, _mm512_loadu_ps(x + r * ldx + i + u), acc[n][r]);
+            }
+        }
+    }
+    for (; i < p->n_cols; i += LANES) {
+        __mmask16 m = i < full ? 0xffff : (__mmask16)((1u << (p->n_cols - full)) - 1);
+#pragma GCC unroll 8
+        for (size_t n = 0; n < STREAMS; n++) {
+            __m512 wn = widen_masked(m, w + n * apart * row_bytes + i * size, dtype);
+#pragma GCC unroll 8
+            for (size_t r = 0; r < nx; r++)
+                acc[n][r] = _mm512_mask3_fmadd_ps(wn, _mm512_maskz_loadu_ps(m, x + r * ldx + i), acc[n][r], m);
+        }
+    }
+#pragma GCC unroll 8
+    for (size_t r = 0; r < nx; r++)
+#pragma GCC unroll 8
+        for (size_t n = 0; n < STREAMS; n++)
+            p->y[r * p->ldy + o + n * apart] = tree(acc[n][r]);
+}
+
 /* n_out rows of W at w against nx rows of x. */
 INLINE void strip(const struct k3_mul_part *p, const char *w, size_t n_out, const size_t nx,
                   const enum k3_dtype dtype, const int ahead)
 {
-    const size_t step = nx == 1 ? 8 : 4;
     size_t o = 0;
-    for (; o + step <= n_out; o += step)
-        tile(p, w, o, step, nx, dtype, ahead);
+    for (; o + 4 <= n_out; o += 4)
+        tile(p, w, o, 4, nx, dtype, ahead);
     for (; o < n_out; o++)
         tile(p, w, o, 1, nx, dtype, 0);
 }
+
+INLINE void strip_streams(const struct k3_mul_part *p, const char *w, size_t n_out, const size_t nx,
+                          const enum k3_dtype dtype)
+{
+    size_t apart = n_out / STREAMS;
+    for (size_t o = 0; o < apart; o++)
+        tile_streams(p, w, o, apart, nx, dtype);
+    for (size_t o = apart * STREAMS; o < n_out; o++)
+        tile(p, w, o, 1, nx, dtype, 0);
+}
+
+#define STREAMING(name, dtype)                                                                                             \
+    static void name(const struct k3_mul_part *p, const char *w, size_t n_out, size_t nx)                                  \
+    {                                                                                                                      \
+        switch (nx) {                                                                                                      \
+        case 1: strip_streams(p, w, n_out, 1, dtype); break;                                                               \
+        case 2: strip_streams(p, w, n_out, 2, dtype); break;                                                               \
+        case 3: strip_streams(p, w, n_out, 3, dtype); break;                                                               \
+        default: strip_streams(p, w, n_out, 4, dtype); break;                                                              \
+        }                                                                                                                  \
+    }
+STREAMING(stream_f32, K3_F32)
+STREAMING(stream_f16, K3_F16)
+STREAMING(stream_bf16, K3_BF16)
 
 #define STRIPS(name, dtype, ahead)                                                                 \
     static void name(const struct k3_mul_part *p, const char *w, size_t n_out, size_t nx)                 \
@@ -147,7 +220,8 @@ STRIPS(strips_bf16, K3_BF16, 0)
     void k3_avx512_mul_##name(float *y, size_t ldy, const void *w, size_t n_out, size_t n_cols,    \
                               const float *x, size_t ldx, size_t n_rows)                           \
     {                                                                                              \
-        static const struct k3_mul_strips s = {first_strips_##name, strips_##name, MAX_X, size};   \
+        static const struct k3_mul_strips s = {stream_##name, first_strips_##name, strips_##name,  \
+                                               4, MAX_X, size};                                    \
         k3_mul_walk(&s, y, ldy, w, n_out, n_cols, x, ldx, n_rows);                                 \
     }
 MUL(f32, 4)
@@ -168,51 +242,66 @@ float k3_avx512_dot(const float *a, const float *b, size_t n)
  * peak instead of 72%. */
 #define MAX_X4 5
 
-INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
-                       size_t n_groups, const float *x, size_t ldx, const size_t no, const size_t nx)
+/* One group of one row of W against nx rows of x. */
+INLINE void group(__m512 acc[MAX_X4], const uint8_t *packed, uint8_t scale, const float *x, size_t ldx, const size_t nx)
 {
-    const size_t row_bytes = n_groups * LANES;
-    __m512 acc[MAX_O][MAX_X4];
+    __m512 table = _mm512_load_ps(k3_mxfp4_tables[scale]);
+    __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i_u *)packed));
+    __m512 even = _mm512_permutexvar_ps(code, table);
+    __m512 odd = _mm512_permutexvar_ps(_mm512_srli_epi32(code, 4), table);
 #pragma GCC unroll 8
-    for (size_t i = 0; i < no; i++)
+    for (size_t r = 0; r < nx; r++)
+        acc[r] = _mm512_fmadd_ps(even, _mm512_loadu_ps(x + r * ldx), acc[r]);
+#pragma GCC unroll 8
+    for (size_t r = 0; r < nx; r++)
+        acc[r] = _mm512_fmadd_ps(odd, _mm512_loadu_ps(x + r * ldx + LANES), acc[r]);
+}
+
+#define LINE_GROUPS 4 /* of one line of memory */
+
+/* `no` rows, `apart` rows from one another; see tile_streams. */
+INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale, size_t n_groups, const float *x,
+                       size_t ldx, size_t apart, const size_t no, const size_t nx)
+{
+    size_t g = 0, whole = n_groups / LINE_GROUPS * LINE_GROUPS;
+    __m512 acc[STREAMS][MAX_X4];
+#pragma GCC unroll 8
+    for (size_t n = 0; n < no; n++)
 #pragma GCC unroll 8
         for (size_t r = 0; r < nx; r++)
-            acc[i][r] = _mm512_setzero_ps();
-    for (size_t g = 0; g < n_groups; g++, packed += LANES, x += 2 * LANES) {
+            acc[n][r] = _mm512_setzero_ps();
+    for (; g < whole; g += LINE_GROUPS) {
 #pragma GCC unroll 8
-        for (size_t i = 0; i < no; i++) {
-            __m512 table = _mm512_load_ps(k3_mxfp4_tables[scale[i * n_groups + g]]);
-            __m512i code =
-                _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i_u *)(packed + i * row_bytes)));
-            __m512 even = _mm512_permutexvar_ps(code, table);
-            __m512 odd = _mm512_permutexvar_ps(_mm512_srli_epi32(code, 4), table);
-            if (no > 1 && g % 4 == 0) /* the next tile */
-                _mm_prefetch(packed + (no + i) * row_bytes, _MM_HINT_T0);
+        for (size_t u = 0; u < LINE_GROUPS; u++)
 #pragma GCC unroll 8
-            for (size_t r = 0; r < nx; r++)
-                acc[i][r] = _mm512_fmadd_ps(even, _mm512_loadu_ps(x + r * ldx), acc[i][r]);
-#pragma GCC unroll 8
-            for (size_t r = 0; r < nx; r++)
-                acc[i][r] = _mm512_fmadd_ps(odd, _mm512_loadu_ps(x + r * ldx + LANES), acc[i][r]);
-        }
+            for (size_t n = 0; n < no; n++) {
+                size_t at = n * apart * n_groups + g + u;
+                if (u == 0)
+                    _mm_prefetch(packed + at * LANES + K3_MUL_AHEAD, _MM_HINT_T0);
+                group(acc[n], packed + at * LANES, scale[at], x + (g + u) * 2 * LANES, ldx, nx);
+            }
     }
+    for (; g < n_groups; g++)
+#pragma GCC unroll 8
+        for (size_t n = 0; n < no; n++) {
+            size_t at = n * apart * n_groups + g;
+            group(acc[n], packed + at * LANES, scale[at], x + g * 2 * LANES, ldx, nx);
+        }
 #pragma GCC unroll 8
     for (size_t r = 0; r < nx; r++)
 #pragma GCC unroll 8
-        for (size_t i = 0; i < no; i++)
-            y[r * ldy + i] = tree(acc[i][r]);
+        for (size_t n = 0; n < no; n++)
+            y[r * ldy + n * apart] = tree(acc[n][r]);
 }
 
 INLINE void strip_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
                         size_t n_out, size_t n_groups, const float *x, size_t ldx, const size_t nx)
 {
-    size_t o = 0;
-    for (; o + 4 <= n_out; o += 4)
-        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx,
-                   4, nx);
-    for (; o < n_out; o++)
-        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx,
-                   1, nx);
+    size_t apart = n_out / STREAMS;
+    for (size_t o = 0; o < apart; o++)
+        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx, apart, STREAMS, nx);
+    for (size_t o = apart * STREAMS; o < n_out; o++)
+        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx, 0, 1, nx);
 }
 
 static void strips_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
