@@ -194,16 +194,8 @@ int k3_team_new(struct k3_team **out, uint32_t n_threads, struct k3_err *err)
 {
     struct k3_team *t;
 
-    if (n_threads == 0) {
-        struct k3_cpus c;
-        int rc;
-
-        k3_cpus_read(&c, "", NULL);
-        rc = k3_team_new(out, c.n_threads, err);
-        if (rc == 0)
-            (void)k3_team_pin(*out, &c);
-        return rc;
-    }
+    if (n_threads == 0)
+        n_threads = k3_threads_default();
     if (n_threads > THREADS_MAX)
         return k3_refuse(err, -EINVAL, "team of %u threads: at most %u", n_threads, THREADS_MAX);
     t = aligned_alloc(LINE, sizeof(*t)); /* sizeof is a multiple of its alignment */
@@ -264,6 +256,12 @@ static void set_of_core(cpu_set_t *set, size_t set_bytes, const struct k3_cpus *
 
 bool k3_team_pin(struct k3_team *t, const struct k3_cpus *c)
 {
+    struct k3_cpus here;
+
+    if (!c) {
+        k3_cpus_read(&here, "", NULL);
+        c = &here;
+    }
     if (t->pinned || t->n_threads != c->n_cores || c->n_quota < c->n_cores)
         return t->pinned;
     t->set_bytes = CPU_ALLOC_SIZE(K3_CPUS_MAX);

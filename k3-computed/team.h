@@ -10,7 +10,7 @@
 #include "k3-computed/cpus.h"
 
 struct k3_team;
-/* n_threads includes the caller.  0 = the default of cpus.h, bound where that can be (k3_team_pin). */
+/* n_threads includes the caller.  0 = the default of cpus.h. */
 int k3_team_new(struct k3_team **out, uint32_t n_threads, struct k3_err *err);
 void k3_team_free(struct k3_team *t);
 uint32_t k3_team_size(const struct k3_team *t);
@@ -31,7 +31,7 @@ void k3_team_end(struct k3_team *t); /* runs what is left; returns when all are 
 /* Binds worker i to core i (all of its allowed CPUs; the thread that runs jobs is bound by its first one, and let go by
  * k3_team_free), where the team has one thread for each core of *c and no quota lowers them.  Only then is nothing chosen:
  * with fewer threads than cores two instances would both take the first cores and leave the others idle, so the kernel
- * places them.  A bound team looks for the next job for K3_TEAM_SPIN_NS before it sleeps.  False: not bound, or refused. */
+ * places them.  A bound team looks for the next job for K3_TEAM_SPIN_NS before it sleeps.  c NULL: the cores of the calling thread.  False: not bound, by this rule or by the kernel. */
 #define K3_TEAM_SPIN_NS 20000u
 bool k3_team_pin(struct k3_team *t, const struct k3_cpus *c);
 bool k3_team_pinned(const struct k3_team *t);

@@ -239,6 +239,8 @@ static int measure_all(struct bench_context *b, struct k3_err *err)
     if (rc == 0)
         rc = k3_team_new(&b->team, b->threads, err);
     if (rc == 0)
+        (void)k3_team_pin(b->team, NULL);
+    if (rc == 0)
         rc = k3_bench_source(&b->source, &b->setup, &b->meter, err);
     if (rc == 0)
         rc = open_sequences(b, err);
@@ -279,7 +281,7 @@ int k3_bench_context(int argc, char **argv)
     b.k = k3_kernels_get(b.kernels);
     if (!b.k)
         rc = k3_refuse(&err, -EINVAL, "--kernels %s: must be auto, c, avx2 or avx512, and this CPU must have it", b.kernels);
-    if (rc == 0 && b.threads)
+    if (rc == 0)
         rc = k3_threads_check(&b.threads, false, &err);
     if (rc == 0)
         rc = measure_all(&b, &err);

@@ -177,6 +177,7 @@ static int run(struct k3_bench_arith *b, uint32_t threads, uint32_t only, uint32
 
     if (rc < 0)
         return rc;
+    (void)k3_team_pin(b->team, NULL);
     b->w = k3_bench_memory(b->w_bytes);
     if (!b->w)
         return k3_fail(err, -ENOMEM, "no memory for %zu bytes of weights", b->w_bytes);

@@ -22,7 +22,6 @@
 #define PROMPT_DECODE 16u /* positions before the pass when it decodes */
 #define ROWS_LEAST 64u    /* buffers of the pass: for the prompt */
 #define WARM_MOST 6       /* passes until nothing is read any more */
-#define ATTACH_NS 30000000000ull
 #define READ_BYTES 4000000000u /* of one measurement of the memory rate */
 #define FMA_S 0.1
 
@@ -54,20 +53,6 @@ struct bench_pass {
 
 /* ---- opening ---- */
 
-/* What the daemons get: the whole trunk in pages of its own, and an expert for each choice that a pass can make. */
-static void memory_needed(struct bench_pass *b)
-{
-    struct k3_bench_setup *s = &b->setup;
-    const struct k3_model *m = s->model;
-    uint64_t align = k3_model_dio_align(m), n_layers = m->cfg.n_layers - m->cfg.first_dense;
-    uint64_t n = (uint64_t)b->rows * m->cfg.top_k;
-
-    if (n > m->cfg.n_experts)
-        n = m->cfg.n_experts;
-    s->trunk_bytes = m->trunk_bytes + 2 * align * m->n_pieces + 2 * K3_HUGE_BYTES;
-    s->cache_bytes = n_layers ? (n * n_layers + 1) * m->expert_slot_bytes : m->expert_slot_bytes + (1 << 20);
-}
-
 static uint64_t add(uint64_t a, uint64_t n, uint64_t bytes)
 {
     uint64_t all;
@@ -96,30 +81,6 @@ static int check_memory(const struct bench_pass *b, struct k3_err *err)
     return k3_refuse(err, -ENOMEM, "%.3f GB are needed to have all in memory (trunk %.3f, experts %.3f), %.3f GB are available "
                      "(%s): lower --layers, --rows, --sequences or --prompt, or use a smaller model", (double)need / 1e9,
                      (double)s->trunk_bytes / 1e9, (double)s->cache_bytes / 1e9, (double)left / 1e9, why);
-}
-
-static int open_source(struct bench_pass *b, struct k3_err *err)
-{
-    struct k3_bench_setup *s = &b->setup;
-    struct k3_shm_source_opts o = {
-        .m = s->model, .instance = s->family.instance, .rundir = s->family.rundir, .generation = 1, .stop = &k3_bench_abort,
-        .meter = &b->meter,
-    };
-    const struct k3_layout *l;
-    int rc = k3_shm_source_open(&b->source, &o, err);
-
-    if (rc == 0)
-        rc = k3_shm_source_attach_trunk(b->source, ATTACH_NS, err);
-    if (rc == 0 && s->model->cfg.n_layers > s->model->cfg.first_dense)
-        rc = k3_shm_source_attach_expert(b->source, ATTACH_NS, err);
-    if (rc == 0)
-        rc = k3_shm_source_begin(b->source, err);
-    if (rc < 0)
-        return rc;
-    l = k3_shm_source_layout(b->source);
-    if (l->n_pinned != l->n_pieces)
-        return k3_fail(err, -EPROTO, "%zu of %zu pieces of the trunk are pinned", l->n_pinned, l->n_pieces);
-    return 0;
 }
 
 static int open_rows(struct bench_pass *b, struct k3_err *err)
@@ -404,7 +365,7 @@ static int measure_all(struct bench_pass *b, struct pair *pair, struct k3_err *e
     int rc = k3_bench_open(&b->setup, err);
 
     if (rc == 0) {
-        memory_needed(b);
+        k3_bench_resident(&b->setup, (uint64_t)b->rows * b->setup.model->cfg.top_k); /* an expert for each choice of a pass */
         rc = check_memory(b, err);
     }
     if (rc == 0)
@@ -414,7 +375,9 @@ static int measure_all(struct bench_pass *b, struct pair *pair, struct k3_err *e
     if (rc == 0)
         rc = k3_team_new(&b->team, b->threads, err);
     if (rc == 0)
-        rc = open_source(b, err);
+        (void)k3_team_pin(b->team, NULL);
+    if (rc == 0)
+        rc = k3_bench_source(&b->source, &b->setup, &b->meter, err);
     if (rc == 0)
         rc = open_rows(b, err);
     if (rc == 0)

@@ -139,6 +139,7 @@ int k3_doctor_kernels(struct k3_doctor *d, struct k3_doctor_speed *out, struct k
 
     if (rc < 0)
         return rc;
+    (void)k3_team_pin(team, NULL);
     b.w = mmap(NULL, w_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     b.x = calloc(N_COLS, sizeof(*b.x));
     b.y = calloc(W_ROWS, sizeof(*b.y));
