@@ -16,7 +16,7 @@
 #include "tools/bench.h"
 
 #define LENGTHS 16u
-#define TOKENS_MOST 36u
+#define TOKENS_MOST 63u
 #define WARM 1u /* turns before those that count */
 
 struct bench_context {
@@ -258,7 +258,7 @@ static int measure_all(struct bench_context *b, struct k3_err *err)
 
 int k3_bench_context(int argc, char **argv)
 {
-    struct bench_context b = { .setup = { .policy = "lru", .no_raw = true }, .ctx = 32768, .rows = 512, .tokens = K3_BENCH_PAIRS,
+    struct bench_context b = { .setup = { .policy = "lru", .no_raw = true }, .ctx = 32768, .rows = 512, .tokens = TOKENS_MOST,
                                .kernels = "auto" };
     struct k3_err err = K3_ERR_INIT;
     int status, rc = 0;
@@ -266,7 +266,7 @@ int k3_bench_context(int argc, char **argv)
         K3_BENCH_OPT_ROWS(&b.setup),
         { "ctx", K3_OPT_U32, &b.ctx, "N", "the longest context (default 32768)", 1024, 1 << 20 },
         { "rows", K3_OPT_U32, &b.rows, "N", "rows of a pass that fills it (default 512)", 1, 4096 },
-        { "tokens", K3_OPT_U32, &b.tokens, "N", "tokens at each length (default 9; fewer are for trying)", 1, TOKENS_MOST },
+        { "tokens", K3_OPT_U32, &b.tokens, "N", "tokens at each length (default 63; fewer are for trying)", 1, TOKENS_MOST },
         { "threads", K3_OPT_U32, &b.threads, "N", "threads of a pass (default: those of k3-computed)", 1, 1024 },
         { "kernels", K3_OPT_STRING, &b.kernels, "NAME", "auto (the best of this CPU), c, avx2 or avx512", 0, 0 },
         { "tsv", K3_OPT_FLAG, &b.tsv, NULL, "print every token, separated by tabs", 0, 0 },
