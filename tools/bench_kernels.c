@@ -10,7 +10,8 @@
 
 #include "ipc/daemon.h"
 
-#define TILE 64u        /* rows of W of one task, as a pass has them */
+#define PARTS 8u        /* tasks of a block for each thread, and */
+#define X_ROWS 128u     /* the most rows of x of one task: as pass_stream.c has them */
 #define FMA_S 0.02      /* one measurement of the peak */
 #define KERNEL_S 0.1    /* about what a kernel of many rows runs for */
 #define TURNS_MOST 8    /* of one that takes less: kernel and limits take turns within a pair, up to KERNEL_S / 2 */
@@ -21,30 +22,66 @@ enum { ONLY_BF16 = 1, ONLY_MXFP4 = 2, ONLY_OPS = 4 };
 
 struct job {
     const struct k3_bench_arith *b;
-    size_t n_out, n_cols, n_x; /* n_out: whole tiles */
-    size_t matrix_rows;        /* MXFP4: of one expert's matrix; all its packed weights, then all its scales */
+    size_t n_out, n_cols, n_x; /* n_out: whole blocks */
+    size_t block_rows;         /* a piece of the trunk, or one expert's matrix: all its packed weights, then all its scales */
+    size_t tile, n_tiles;      /* rows of W of one task, tasks that a block is cut into; the last may be smaller */
+    size_t x_rows, n_x_parts;
     const float *x;
     float *y;
 };
 
-static void bf16_tile(void *arg, size_t i, uint32_t worker)
+static size_t least(size_t a, size_t b)
 {
-    const struct job *j = arg;
-
-    (void)worker;
-    j->b->k->mul[K3_BF16](j->y + i * TILE, j->n_out, j->b->w + i * TILE * j->n_cols * 2, TILE, j->n_cols, j->x, j->n_cols,
-                          j->n_x);
+    return a < b ? a : b;
 }
 
-static void mxfp4_tile(void *arg, size_t i, uint32_t worker)
+/* Blocks one after the other; of a block all tiles for some rows of x, then all for the next. */
+struct task { size_t block, row, n_out, x, n_x; };
+static struct task task_at(const struct job *j, size_t i)
+{
+    size_t n = j->n_tiles * j->n_x_parts, row = i % j->n_tiles * j->tile, x = i % n / j->n_tiles * j->x_rows;
+
+    return (struct task){ i / n, row, least(j->tile, j->block_rows - row), x, least(j->x_rows, j->n_x - x) };
+}
+
+static void bf16_task(void *arg, size_t i, uint32_t worker)
 {
     const struct job *j = arg;
-    size_t packed_bytes = j->n_cols / 2, scale_bytes = j->n_cols / 32, row = i * TILE % j->matrix_rows;
-    const uint8_t *matrix = j->b->w + i * TILE / j->matrix_rows * j->matrix_rows * (packed_bytes + scale_bytes);
+    struct task t = task_at(j, i);
+    size_t row = t.block * j->block_rows + t.row;
 
     (void)worker;
-    j->b->k->mul_mxfp4(j->y + i * TILE, j->n_out, matrix + row * packed_bytes,
-                       matrix + j->matrix_rows * packed_bytes + row * scale_bytes, TILE, j->n_cols, j->x, j->n_cols, j->n_x);
+    j->b->k->mul[K3_BF16](j->y + t.x * j->n_out + row, j->n_out, j->b->w + row * j->n_cols * 2, t.n_out, j->n_cols,
+                          j->x + t.x * j->n_cols, j->n_cols, t.n_x);
+}
+
+static void mxfp4_task(void *arg, size_t i, uint32_t worker)
+{
+    const struct job *j = arg;
+    struct task t = task_at(j, i);
+    size_t packed_bytes = j->n_cols / 2, scale_bytes = j->n_cols / 32;
+    const uint8_t *matrix = j->b->w + t.block * j->block_rows * (packed_bytes + scale_bytes);
+
+    (void)worker;
+    j->b->k->mul_mxfp4(j->y + t.x * j->n_out + t.block * j->block_rows + t.row, j->n_out, matrix + t.row * packed_bytes,
+                       matrix + j->block_rows * packed_bytes + t.row * scale_bytes, t.n_out, j->n_cols,
+                       j->x + t.x * j->n_cols, j->n_cols, t.n_x);
+}
+
+/* How a pass cuts the work: the trunk in pieces, an expert's matrix whole and for all rows of x at once. */
+static void cut(struct job *j, bool mxfp4, size_t matrix_rows)
+{
+    size_t parts = k3_team_size(j->b->team) * PARTS, rows = mxfp4 ? matrix_rows : K3_PIECE_BYTES / (j->n_cols * 2);
+
+    j->tile = rows / parts / 4 * 4;
+    if (j->tile < 4)
+        j->tile = 4;
+    if (mxfp4)
+        j->tile = (j->tile + 31) / 32 * 32;
+    j->block_rows = mxfp4 ? rows : j->tile * parts;
+    j->n_tiles = (j->block_rows + j->tile - 1) / j->tile;
+    j->n_x_parts = mxfp4 ? 1 : (j->n_x + X_ROWS - 1) / X_ROWS;
+    j->x_rows = (j->n_x + j->n_x_parts - 1) / j->n_x_parts;
 }
 
 /* ---- one line ---- */
@@ -70,23 +107,24 @@ static void print_line(const struct k3_bench_arith *b, const struct job *j, bool
 static int line(struct k3_bench_arith *b, bool mxfp4, size_t n_x, size_t n_cols, size_t matrix_rows, const float *x,
                 struct k3_err *err)
 {
-    struct job j = { .b = b, .n_cols = n_cols, .n_x = n_x, .matrix_rows = matrix_rows, .x = x };
+    struct job j = { .b = b, .n_cols = n_cols, .n_x = n_x, .x = x };
     size_t row_bytes = mxfp4 ? n_cols / 2 + n_cols / 32 : n_cols * 2, most;
     struct line l = { 0 };
     double bytes, flop, memory_s = 0, fma_s = 0;
     size_t y_bytes;
     int turns = 1;
 
-    /* All of the buffer, but no more than takes KERNEL_S at the peak; whole matrices of experts. */
+    /* All of the buffer, but no more than takes KERNEL_S at the peak; whole blocks. */
+    cut(&j, mxfp4, matrix_rows);
     j.n_out = b->w_bytes / row_bytes;
     most = (size_t)(KERNEL_S * k3_bench_limits_fma(b->limits, FMA_S) / (2.0 * (double)n_cols * (double)n_x));
     if (j.n_out > most)
         j.n_out = most;
     if (j.n_out > N_OUT_MOST)
         j.n_out = N_OUT_MOST;
-    j.n_out = (j.n_out + matrix_rows - 1) / matrix_rows * matrix_rows;
-    while (j.n_out > matrix_rows && j.n_out * row_bytes > b->w_bytes)
-        j.n_out -= matrix_rows;
+    j.n_out = (j.n_out + j.block_rows - 1) / j.block_rows * j.block_rows;
+    while (j.n_out > j.block_rows && j.n_out * row_bytes > b->w_bytes)
+        j.n_out -= j.block_rows;
     y_bytes = j.n_out * n_x * sizeof(float);
     if (j.n_out * row_bytes > b->w_bytes || !(j.y = k3_bench_memory(y_bytes)))
         return k3_fail(err, -ENOMEM, "no memory for %zu rows of weights by %zu", j.n_out, n_x);
@@ -102,7 +140,7 @@ static int line(struct k3_bench_arith *b, bool mxfp4, size_t n_x, size_t n_cols,
             fma_s += flop / k3_bench_limits_fma(b->limits, FMA_S / turns) / turns;
             memory_s += bytes / k3_bench_limits_read(b->limits, UINT64_MAX) / turns;
             t0 = k3_now_ns();
-            k3_team_run(b->team, j.n_out / TILE, 1, mxfp4 ? mxfp4_tile : bf16_tile, &j);
+            k3_team_run(b->team, j.n_out / j.block_rows * j.n_tiles * j.n_x_parts, 1, mxfp4 ? mxfp4_task : bf16_task, &j);
             s += (double)(k3_now_ns() - t0) / 1e9 / turns;
         }
         if (i < 0) { /* the pair -1 warms up, and says how often */
@@ -142,9 +180,8 @@ static int matrices(struct k3_bench_arith *b, uint32_t only, uint32_t only_rows,
     /* Columns of spec/model.md 2: hidden, KDA width, dense and shared inner width, latent, q_lora; of the experts, with the
      * rows of such a matrix.  The first of each kind are those of most of the weights. */
     static const struct { bool mxfp4, every; size_t n_cols, matrix_rows; } shape[] = {
-        { false, true, 7168, TILE },   { false, true, 12288, TILE }, { false, false, 33792, TILE },
-        { false, false, 6144, TILE },  { false, false, 3584, TILE }, { false, false, 1536, TILE },
-        { true, true, 3584, 3072 },    { true, true, 3072, 3584 },
+        { false, true, 7168, 0 },  { false, true, 12288, 0 }, { false, false, 33792, 0 },  { false, false, 6144, 0 },
+        { false, false, 3584, 0 }, { false, false, 1536, 0 }, { true, true, 3584, 3072 },  { true, true, 3072, 3584 },
     };
     size_t x_floats = (size_t)ROWS_MOST * 33792;
     float *x = k3_bench_memory(x_floats * sizeof(float));

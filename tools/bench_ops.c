@@ -1,5 +1,6 @@
 /* k3-bench kernels, the rest: what a pass computes besides matrices, on one thread with its data where a pass has it, and what
  * that makes of a token of the released model whose weights are all in memory. */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +32,8 @@
 #define SOURCES 9u       /* the most that an attention residual mixes: eight snapshots and the prefix */
 #define STATES 16u       /* heads of KDA state taken in turn: 1 MiB */
 #define RUN_S 0.005      /* of one measurement */
+
+static_assert(K3_ATTEND_QUERIES * (LATENT + ROPE) <= HIDDEN && HEADS % K3_ATTEND_QUERIES == 0, "a and y hold the queries");
 
 struct ops {
     const struct k3_kernels *k;
@@ -76,7 +79,11 @@ static void situ(struct ops *o)
 }
 static void attend(struct ops *o)
 {
-    k3_attend(o->k, o->y, o->a, 1, o->kv, LATENT + ROPE, (size_t[]){ POSITIONS }, LATENT, ROPE, 0.07f, o->scratch);
+    size_t n_seen[K3_ATTEND_QUERIES]; /* heads of one row, as a pass that decodes takes them */
+
+    for (uint32_t i = 0; i < K3_ATTEND_QUERIES; i++)
+        n_seen[i] = POSITIONS;
+    k3_attend(o->k, o->y, o->a, K3_ATTEND_QUERIES, o->kv, LATENT + ROPE, n_seen, LATENT, ROPE, 0.07f, o->scratch);
 }
 static void pick(struct ops *o)
 {
@@ -131,7 +138,8 @@ static int lines(struct k3_bench_arith *b, struct ops *o, struct k3_err *err)
     } ops[] = {
         { "KDA step of a head", kda_step, 2 * f * DIM * DIM, N_KDA * HEADS, true },
         { "convolution of a head, q or k or v", conv, f * DIM * (2 * TAPS + 1), N_KDA * HEADS * 3, true },
-        { "attention, one head, 32768 positions", attend, f * POSITIONS * (LATENT + ROPE), N_MLA * HEADS, true },
+        { "attention, heads together, at 32768", attend, f * POSITIONS * (LATENT + ROPE), N_MLA * HEADS / K3_ATTEND_QUERIES,
+          true },
         { "RMS norm of a row", rmsnorm, 3 * f * HIDDEN, 2 * N_LAYERS, true },
         { "attention residual of 9 sources", attnres, f * SOURCES * HIDDEN, 2 * N_LAYERS, true },
         { "router: 16 of 896", route, 2 * f * EXPERTS, N_MOE, true },
@@ -154,7 +162,7 @@ static int lines(struct k3_bench_arith *b, struct ops *o, struct k3_err *err)
 
 int k3_bench_ops(struct k3_bench_arith *b, struct k3_err *err)
 {
-    size_t kv_floats = (size_t)POSITIONS * (LATENT + ROPE), scratch_floats = k3_attend_scratch(1, POSITIONS, LATENT) + HIDDEN;
+    size_t kv_floats = (size_t)POSITIONS * (LATENT + ROPE), scratch_floats = k3_attend_scratch(K3_ATTEND_QUERIES, POSITIONS, LATENT) + HIDDEN;
     size_t n = 4 * HIDDEN + kv_floats + (size_t)STATES * DIM * DIM + scratch_floats;
     float *all = k3_bench_memory(n * sizeof(float)), *at = all;
     struct ops o = { .k = b->k };
