@@ -80,6 +80,10 @@ float k3_expf(float x);
 float k3_sigmoidf(float x);
 float k3_tanhf(float x);
 
+/* How many rows of x of n_cols floats to multiply with a matrix at a time, so that they stay in the last-level cache while
+ * the matrix passes by. */
+uint32_t k3_mul_x_rows(size_t n_cols);
+
 extern const struct k3_kernels k3_kernels_c;
 /* NULL when this CPU (cpuid) lacks the instructions. name NULL or "auto": the best there is. */
 const struct k3_kernels *k3_kernels_get(const char *name);

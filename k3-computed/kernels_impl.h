@@ -39,6 +39,7 @@ struct k3_mul_part {
     const float *x;
     size_t ldx, n_cols, begin, end; /* begin is a multiple of 32; at 0 the chains begin from +0, at
                                        end == n_cols they become y */
+    const float *next_x; /* the panel's x of the block after this one, ldx floats apart, too */
 };
 /* All n_out rows of W of the chunk at w against nx rows of x. */
 typedef void k3_mul_strips_fn(const struct k3_mul_part *p, const char *w, size_t n_out, size_t nx);

@@ -4,12 +4,15 @@
  *   chunk   rows of W that stay in the second-level cache while all rows of x pass by
  *   panel   rows of x of one tile
  *   block   columns; the panel's x of one block stays in the first-level cache while the chunk
- *           passes by, and the chains rest in memory between two blocks */
+ *           passes by, and the chains rest in memory between two blocks; the chunk's last tile fetches
+ *           the x of the next block as it uses its own for the last time */
 #include "k3-computed/kernels_impl.h"
 
 #define CHUNK_BYTES ((size_t)512 << 10)
 #define CHUNK_ROWS 64
-#define BLOCK 896     /* a multiple of 32; not a power of two, since rows of x lie whole pages apart */
+#define X_BYTES ((size_t)6 << 20)
+#define X_ROWS 126
+#define BLOCK 896 /* a multiple of 32; not a power of two, since rows of x lie whole pages apart */
 
 size_t k3_mul_panel(size_t n, size_t most)
 {
@@ -28,26 +31,32 @@ static size_t least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
+uint32_t k3_mul_x_rows(size_t n_cols)
+{
+    size_t n = n_cols ? X_BYTES / (n_cols * sizeof(float)) / K3_MUL_MAX_X * K3_MUL_MAX_X : X_ROWS;
+    return (uint32_t)(n < K3_MUL_MAX_X ? K3_MUL_MAX_X : least(n, X_ROWS));
+}
+
 void k3_mul_walk(const struct k3_mul_strips *s, float *y, size_t ldy, const char *w, size_t n_out,
                  size_t n_cols, const float *x, size_t ldx, size_t n_rows)
 {
     _Alignas(64) float rest[CHUNK_ROWS * K3_MUL_MAX_X * 16];
     size_t nx = k3_mul_panel(n_rows, s->max_x), row_bytes = n_cols * s->size;
-    size_t chunk = chunk_rows(row_bytes, CHUNK_ROWS);
-    size_t block = n_cols < 2 * BLOCK ? n_cols : BLOCK;
+    size_t chunk = chunk_rows(row_bytes, CHUNK_ROWS), block = n_cols < 2 * BLOCK ? n_cols : BLOCK;
 
     if (n_rows && n_rows <= s->stream_x) {
-        struct k3_mul_part p = {y, ldy, NULL, x, ldx, n_cols, 0, n_cols};
+        struct k3_mul_part p = {y, ldy, NULL, x, ldx, n_cols, 0, n_cols, NULL};
         s->stream(&p, w, n_out, n_rows);
         return;
     }
     for (size_t o = 0; o < n_out; o += chunk) {
-        size_t no = least(n_out - o, chunk);
         for (size_t r = 0; r < n_rows; r += nx) {
-            struct k3_mul_part p = {y + r * ldy + o, ldy, rest, x + r * ldx, ldx, n_cols, 0, 0};
+            struct k3_mul_part p = {y + r * ldy + o, ldy, rest, x + r * ldx, ldx, n_cols, 0, 0, NULL};
+            const float *next_panel = r + nx < n_rows ? p.x + nx * ldx : x;
             do { /* once for n_cols 0, too: y is +0 then */
                 p.end = p.begin + least(n_cols - p.begin, block);
-                (r ? s->again : s->first)(&p, w + o * row_bytes, no, least(n_rows - r, nx));
+                p.next_x = p.end < n_cols ? p.x + p.end : next_panel;
+                (r ? s->again : s->first)(&p, w + o * row_bytes, least(n_out - o, chunk), least(n_rows - r, nx));
                 p.begin = p.end;
             } while (p.end < n_cols);
         }

@@ -231,7 +231,7 @@ MUL(bf16, 2)
 float k3_avx2_dot(const float *a, const float *b, size_t n)
 {
     float y;
-    struct k3_mul_part p = {&y, 1, NULL, b, n, n, 0, n};
+    struct k3_mul_part p = {&y, 1, NULL, b, n, n, 0, n, NULL};
     tile(&p, (const char *)a, 0, 1, 1, K3_F32, 0);
     return y;
 }

@@ -70,9 +70,9 @@ INLINE void store_chains(__m512 acc[MAX_O][MAX_X], const struct k3_mul_part *p, 
             p->y[r * p->ldy + o + i] = tree(acc[i][r]);
 }
 
-/* Rows [o, o + no) of the chunk at w. */
+/* Rows [o, o + no) of the chunk at w.  w_ahead, x_ahead: fetches the weights of the next tile, the x of the next block. */
 INLINE void tile(const struct k3_mul_part *p, const char *w, size_t o, const size_t no, const size_t nx,
-                 const enum k3_dtype dtype, const int ahead)
+                 const enum k3_dtype dtype, const int w_ahead, const int x_ahead)
 {
     const size_t size = dtype == K3_F32 ? 4 : 2, row_bytes = p->n_cols * size, ldx = p->ldx;
     size_t full = p->end / LANES * LANES;
@@ -84,13 +84,15 @@ INLINE void tile(const struct k3_mul_part *p, const char *w, size_t o, const siz
 #pragma GCC unroll 8
         for (size_t n = 0; n < no; n++)
             wo[n] = widen16(w + n * row_bytes + i * size, dtype);
-        if (ahead && i % (64 / size) == 0)
+        if (w_ahead && i % (64 / size) == 0)
 #pragma GCC unroll 8
             for (size_t n = 0; n < no; n++)
                 _mm_prefetch(w + (no + n) * row_bytes + i * size, _MM_HINT_T0);
 #pragma GCC unroll 8
         for (size_t r = 0; r < nx; r++) {
             __m512 xr = _mm512_loadu_ps(x + r * ldx + i);
+            if (x_ahead)
+                _mm_prefetch(p->next_x + r * ldx + (i - p->begin), _MM_HINT_T0);
 #pragma GCC unroll 8
             for (size_t n = 0; n < no; n++)
                 acc[n][r] = _mm512_fmadd_ps(wo[n], xr, acc[n][r]);
@@ -167,10 +169,12 @@ INLINE void strip(const struct k3_mul_part *p, const char *w, size_t n_out, cons
                   const enum k3_dtype dtype, const int ahead)
 {
     size_t o = 0;
+    for (; o + 8 <= n_out; o += 4)
+        tile(p, w, o, 4, nx, dtype, ahead, 0);
     for (; o + 4 <= n_out; o += 4)
-        tile(p, w, o, 4, nx, dtype, ahead);
+        tile(p, w, o, 4, nx, dtype, ahead, 1);
     for (; o < n_out; o++)
-        tile(p, w, o, 1, nx, dtype, 0);
+        tile(p, w, o, 1, nx, dtype, 0, 0);
 }
 
 INLINE void strip_streams(const struct k3_mul_part *p, const char *w, size_t n_out, const size_t nx,
@@ -180,7 +184,7 @@ INLINE void strip_streams(const struct k3_mul_part *p, const char *w, size_t n_o
     for (size_t o = 0; o < apart; o++)
         tile_streams(p, w, o, apart, nx, dtype);
     for (size_t o = apart * STREAMS; o < n_out; o++)
-        tile(p, w, o, 1, nx, dtype, 0);
+        tile(p, w, o, 1, nx, dtype, 0, 0);
 }
 
 #define STREAMING(name, dtype)                                                                                             \
@@ -231,8 +235,8 @@ MUL(bf16, 2)
 float k3_avx512_dot(const float *a, const float *b, size_t n)
 {
     float y;
-    struct k3_mul_part p = {&y, 1, NULL, b, n, n, 0, n};
-    tile(&p, (const char *)a, 0, 1, 1, K3_F32, 0);
+    struct k3_mul_part p = {&y, 1, NULL, b, n, n, 0, n, NULL};
+    tile(&p, (const char *)a, 0, 1, 1, K3_F32, 0, 0);
     return y;
 }
 
@@ -240,7 +244,7 @@ float k3_avx512_dot(const float *a, const float *b, size_t n)
  * vpermps uses the low four bits of each index alone.  x comes split (kernels.h).  Loading the
  * table takes no vector unit, where multiplying one by the scale did: eight rows of x, 85% of the
  * peak instead of 72%. */
-#define MAX_X4 5
+#define MAX_X4 4
 
 /* One group of one row of W against nx rows of x. */
 INLINE void group(__m512 acc[MAX_X4], const uint8_t *packed, uint8_t scale, const float *x, size_t ldx, const size_t nx)
@@ -311,8 +315,7 @@ static void strips_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint
     case 1: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 1); break;
     case 2: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 2); break;
     case 3: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 3); break;
-    case 4: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 4); break;
-    default: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 5); break;
+    default: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 4); break;
     }
 }
 

@@ -120,8 +120,8 @@ struct k3_pass_job {
     struct k3_pass *p;
     enum k3_role role;
     uint32_t unit;           /* rows of W that belong together */
-    uint32_t n_rows, x_rows; /* rows of x; most of them at once, 0: any number */
-    bool few_parts;          /* larger tasks: what they share costs more than threads that wait at the end */
+    uint32_t n_rows, x_rows; /* rows of x; most of them at once */
+    bool few_parts;          /* a flow of larger tasks: what they share costs more than threads that wait at its end */
     void (*fn)(const struct k3_pass_job *j, const struct k3_matrix *mat, const void *w, uint32_t row, uint32_t n_rows,
                uint32_t x, uint32_t n_x, uint32_t worker);
     void *arg;
@@ -135,8 +135,8 @@ void k3_pass_mul_rows(const struct k3_pass_job *j, const struct k3_matrix *mat, 
                       uint32_t n_rows, uint32_t x, uint32_t n_x, uint32_t worker);
 #define K3_PASS_MUL(pass, which, to, ld_to, from, ld_from, n)                                                              \
     {                                                                                                                      \
-        .p = (pass), .role = (which), .unit = 1, .n_rows = (n), .fn = k3_pass_mul_rows, .y = (to), .x = (from),             \
-        .ldy = (ld_to), .ldx = (ld_from)                                                                                   \
+        .p = (pass), .role = (which), .unit = 1, .n_rows = (n), .x_rows = k3_mul_x_rows(ld_from), .fn = k3_pass_mul_rows,   \
+        .y = (to), .x = (from), .ldy = (ld_to), .ldx = (ld_from)                                                           \
     }
 /* One parallel region over matrices that follow one another in the schedule and do not depend on one another.  Layer
  * n_layers means lm_head. */

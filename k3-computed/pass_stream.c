@@ -10,10 +10,9 @@
 
 #include "k3-computed/pass_private.h"
 
-#define PARTS_PER_THREAD 8 /* of the rows of a block: enough to even out threads of unequal speed */
-#define FEW_PARTS 2
+#define TASKS_PER_THREAD 8 /* of a block: enough to even out threads of unequal speed */
+#define FEW_PARTS 2        /* per thread, of the rows of a block */
 #define TILE_UNIT 4        /* rows of W; vector kernels take several rows at once */
-#define X_ROWS 128         /* rows of x of one task: as many as stay in the last-level cache while a block passes by */
 
 struct block {
     const struct k3_pass_job *job;
@@ -126,19 +125,19 @@ static int walk(struct flow *f, const struct k3_pass_job *j, const struct k3_mat
 
 int k3_pass_flow(struct k3_pass *p, uint32_t layer, const struct k3_pass_job *jobs, uint32_t n_jobs)
 {
-    struct flow f = { .p = p, .n_parts = k3_team_size(p->team) * PARTS_PER_THREAD };
-    uint32_t most = X_ROWS, n_rows = 0;
+    struct flow f = { .p = p };
+    uint32_t most = UINT32_MAX, n_rows = 0, threads = k3_team_size(p->team);
     int rc = 0;
 
     for (uint32_t i = 0; i < n_jobs; i++) {
         n_rows = jobs[i].n_rows > n_rows ? jobs[i].n_rows : n_rows;
-        if (jobs[i].x_rows && jobs[i].x_rows < most)
-            most = jobs[i].x_rows;
-        if (jobs[i].few_parts)
-            f.n_parts = k3_team_size(p->team) * FEW_PARTS;
+        most = jobs[i].x_rows < most ? jobs[i].x_rows : most;
     }
     f.n_x = (n_rows + most - 1) / most;
     f.x_rows = f.n_x ? (n_rows + f.n_x - 1) / f.n_x : 0;
+    f.n_parts = f.n_x ? threads * TASKS_PER_THREAD / f.n_x : 1;
+    if (f.n_parts < threads * FEW_PARTS || jobs[0].few_parts)
+        f.n_parts = threads * FEW_PARTS;
     k3_team_begin(p->team, run_part, &f);
     for (uint32_t i = 0; i < n_jobs && rc == 0; i++) {
         int32_t index = p->matrix[(size_t)layer * K3_N_ROLES + jobs[i].role];
@@ -202,7 +201,7 @@ static void block_tile(void *arg, size_t i, uint32_t worker)
 
 uint32_t k3_pass_tile(const struct k3_pass *p, uint32_t n_out)
 {
-    uint32_t tile = n_out / (k3_team_size(p->team) * PARTS_PER_THREAD) / TILE_UNIT * TILE_UNIT;
+    uint32_t tile = n_out / (k3_team_size(p->team) * TASKS_PER_THREAD) / TILE_UNIT * TILE_UNIT;
 
     return tile < TILE_UNIT ? TILE_UNIT : tile;
 }
