@@ -119,6 +119,25 @@ static void mul_sets_agree_across_cache_blocks(void **state)
     }
 }
 
+/* Widths of more than one block of columns, with and without a rest, for each number of rows of x: every panel, every
+ * tile at the end of a chunk, every chain that rests in between. */
+static void mul_sets_agree_on_wide_rows(void **state)
+{
+    uint64_t seed = 7;
+    (void)state;
+    for (size_t d = 0; d < 3; d++)
+        for (size_t n_rows = 1; n_rows <= 70; n_rows++) {
+            size_t n_cols = n_rows % 3 == 0 ? 1792 : n_rows % 3 == 1 ? 1793 + n_rows % 31 : 2688 + n_rows % 17;
+            check_mul(dtypes[d], 1 + n_rows * 5 % 13, n_cols, n_rows, n_rows % 4, K3_TEST_PLAIN, &seed);
+        }
+    for (size_t n_out = 1; n_out <= 75; n_out += 2) /* across a chunk */
+        check_mul(K3_BF16, n_out, 1830, 7, 1, K3_TEST_SPECIAL, &seed);
+    for (size_t d = 0; d < 3; d++)
+        for (size_t n_rows = 1; n_rows <= 5; n_rows++) /* streams: whole runs of columns and what is left of them */
+            for (size_t n_cols = 96; n_cols <= 161; n_cols++)
+                check_mul(dtypes[d], 1 + (n_cols + n_rows) % 11, n_cols, n_rows, 1, K3_TEST_SPECIAL, &seed);
+}
+
 /* A row's result does not depend on the rows beside it, nor on how W is cut into calls. */
 static void mul_does_not_see_its_neighbours(void **state)
 {
@@ -533,6 +552,7 @@ int main(void)
         cmocka_unit_test(mul_sets_agree_on_w_row_counts),
         cmocka_unit_test(mul_sets_agree_on_x_row_counts),
         cmocka_unit_test(mul_sets_agree_across_cache_blocks),
+        cmocka_unit_test(mul_sets_agree_on_wide_rows),
         cmocka_unit_test(mul_does_not_see_its_neighbours),
         cmocka_unit_test(dot_sets_agree),
         cmocka_unit_test(mul_t_follows_the_rule),

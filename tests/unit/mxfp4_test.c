@@ -144,8 +144,10 @@ static void sets_follow_the_rule(void **state)
         for (size_t n_out = 0; n_out <= 18; n_out++)
             for (size_t n_rows = 0; n_rows <= 6; n_rows++)
                 check(n_out, 64, n_rows, kinds[k], &seed);
-        for (size_t n_rows = 1; n_rows <= 70; n_rows++)
+        for (size_t n_rows = 1; n_rows <= 70; n_rows++) {
             check(9, 32, n_rows, kinds[k], &seed);
+            check(1 + n_rows * 5 % 13, 32 * (1 + n_rows % 23), n_rows, kinds[k], &seed);
+        }
         check(150, 3584, 5, kinds[k], &seed); /* more of W than one cache block */
     }
 }
