@@ -10,8 +10,9 @@
 
 #include "ipc/daemon.h"
 
-#define PARTS 8u        /* tasks of a block for each thread, and */
-#define X_ROWS 128u     /* the most rows of x of one task: as pass_stream.c has them */
+#define TASKS 8u        /* of a block, for each thread; */
+#define FEW_PARTS 2u    /* of the rows of a block, at least: as pass_stream.c has them */
+#define MANY_ROWS 16u   /* of an expert: twice as many tasks, as pass_moe.c has them */
 #define FMA_S 0.02      /* one measurement of the peak */
 #define KERNEL_S 0.1    /* about what a kernel of many rows runs for */
 #define TURNS_MOST 8    /* of one that takes less: kernel and limits take turns within a pair, up to KERNEL_S / 2 */
@@ -71,8 +72,14 @@ static void mxfp4_task(void *arg, size_t i, uint32_t worker)
 /* How a pass cuts the work: the trunk in pieces, an expert's matrix whole and for all rows of x at once. */
 static void cut(struct job *j, bool mxfp4, size_t matrix_rows)
 {
-    size_t parts = k3_team_size(j->b->team) * PARTS, rows = mxfp4 ? matrix_rows : K3_PIECE_BYTES / (j->n_cols * 2);
+    size_t threads = k3_team_size(j->b->team), most = mxfp4 ? j->n_x : k3_mul_x_rows(j->n_cols), parts;
+    size_t rows = mxfp4 ? matrix_rows : K3_PIECE_BYTES / (j->n_cols * 2);
 
+    j->n_x_parts = (j->n_x + most - 1) / most;
+    j->x_rows = (j->n_x + j->n_x_parts - 1) / j->n_x_parts;
+    parts = threads * TASKS / j->n_x_parts * (mxfp4 && j->n_x >= MANY_ROWS ? 2 : 1);
+    if (parts < threads * FEW_PARTS)
+        parts = threads * FEW_PARTS;
     j->tile = rows / parts / 4 * 4;
     if (j->tile < 4)
         j->tile = 4;
@@ -80,8 +87,6 @@ static void cut(struct job *j, bool mxfp4, size_t matrix_rows)
         j->tile = (j->tile + 31) / 32 * 32;
     j->block_rows = mxfp4 ? rows : j->tile * parts;
     j->n_tiles = (j->block_rows + j->tile - 1) / j->tile;
-    j->n_x_parts = mxfp4 ? 1 : (j->n_x + X_ROWS - 1) / X_ROWS;
-    j->x_rows = (j->n_x + j->n_x_parts - 1) / j->n_x_parts;
 }
 
 /* ---- one line ---- */
