@@ -31,6 +31,7 @@
 #define ROWS_SHARED 512u
 #define ROWS_MOST 2048u
 #define PART_OF_ROWS 24u
+#define SMALL_ROWS_BYTES (16u << 20)
 
 static uint64_t sum(uint64_t a, uint64_t b)
 {
@@ -222,6 +223,8 @@ static void choose_rows(struct k3_plan *p, const struct k3_model *m, uint64_t li
         return;
     p->opts.batch_rows = ROWS_DEFAULT;
     most = weights / PART_OF_ROWS;
+    if (most < SMALL_ROWS_BYTES) /* of a small model they cost nothing */
+        most = limit_bytes / PART_OF_ROWS < SMALL_ROWS_BYTES ? limit_bytes / PART_OF_ROWS : SMALL_ROWS_BYTES;
     while (p->opts.batch_rows < rows && p->opts.batch_rows < p->opts.ctx &&
            k3_pass_bytes(&m->cfg, 2 * p->opts.batch_rows) <= most)
         p->opts.batch_rows *= 2;
@@ -244,7 +247,7 @@ static int fill_given(struct k3_plan *p, const struct k3_model *m, const struct 
 static int fill_floor(struct k3_plan *p, const struct k3_model *m, const struct k3_plan_opts *given, uint64_t limit_bytes,
                       struct k3_err *err)
 {
-    static const struct { uint32_t ring_mb, rows; } steps[] = { { 0, 0 }, { 128, 0 }, { 128, 16 }, { 64, 16 }, { 64, 4 },
+    static const struct { uint32_t ring_mb, rows; } steps[] = { { 0, 0 }, { 0, 64 }, { 128, 64 }, { 128, 16 }, { 64, 16 }, { 64, 4 },
                                                                 { 32, 4 }, { 32, 1 }, { 16, 1 }, { 8, 1 }, { 4, 1 } };
     uint64_t whole_bytes = most_trunk(p, m); /* a ring that is larger than the trunk makes nothing smaller */
     uint32_t rows = p->opts.batch_rows;

@@ -288,6 +288,7 @@ static void a_small_model_is_capped(void **state)
     assert_int_equal(k3_model_open(&demo, &mo, NULL), 0);
     assert_int_equal(k3_plan_make(&p, demo, &o, &mc, NULL), 0);
     assert_true(p.sum_bytes < 120000000);
+    assert_int_equal(p.opts.batch_rows, 2048); /* small rows */
     assert_true(p.trunk_read_bytes + p.expert_read_bytes == 0);
     assert_true(p.n_notes == 1 && strstr(p.note[0], "can use no more than"));
     o = opts(K3_PLAN_UNSET);
