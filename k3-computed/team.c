@@ -46,7 +46,8 @@ struct k3_team {
     cpu_set_t *own;     /* pinned: the core of worker 0, until it is set */
     cpu_set_t *before;  /* the caller's mask before it was pinned */
     size_t set_bytes;
-    bool pinned, caller_pinned, spins;
+    bool pinned, caller_pinned; /* the caller's */
+    _Atomic bool spins;         /* relaxed: a worker may start before it is known, and it changes no result */
     k3_team_fn *fn;
     void *arg;
     size_t chunk;
@@ -136,7 +137,7 @@ static bool work(struct k3_team *t, uint32_t worker)
  * false: the team ends. */
 static bool join_job(struct k3_team *t, uint32_t last, uint32_t *number)
 {
-    bool may_spin = t->spins;
+    bool may_spin = atomic_load_explicit(&t->spins, memory_order_relaxed);
 
     for (;;) {
         uint32_t seen = atomic_load_explicit(&t->news, memory_order_acquire); /* word and stop are seen with it */
@@ -157,13 +158,13 @@ static bool join_job(struct k3_team *t, uint32_t last, uint32_t *number)
 
 static void work_until_complete(struct k3_team *t, uint32_t worker)
 {
-    bool may_spin = t->spins;
+    bool may_spin = atomic_load_explicit(&t->spins, memory_order_relaxed);
 
     for (;;) {
         uint32_t seen = atomic_load_explicit(&t->news, memory_order_acquire);
 
         if (work(t, worker)) {
-            may_spin = t->spins;
+            may_spin = atomic_load_explicit(&t->spins, memory_order_relaxed);
             if (atomic_load_explicit(&t->caller_waits, memory_order_seq_cst))
                 ring(t);
         } else if (atomic_load_explicit(&t->complete, memory_order_acquire)) {
@@ -319,7 +320,7 @@ static void wait_for_bell(struct k3_team *t, uint32_t seen, bool *may_spin)
 /* Nothing is left to take. */
 static void close_job(struct k3_team *t)
 {
-    bool may_spin = t->spins;
+    bool may_spin = atomic_load_explicit(&t->spins, memory_order_relaxed);
 
     atomic_fetch_and_explicit(&t->word, ~OPEN, memory_order_relaxed); /* C */
     for (;;) {
@@ -375,7 +376,7 @@ bool k3_team_help(struct k3_team *t)
 
 void k3_team_wait(struct k3_team *t, bool (*done)(void *arg), void *arg)
 {
-    bool may_spin = t->spins;
+    bool may_spin = atomic_load_explicit(&t->spins, memory_order_relaxed);
 
     if (done(arg))
         return;

@@ -263,7 +263,7 @@ static void a_bound_team_works_and_sleeps(void **state)
     struct k3_cpus c;
     struct k3_team *t = NULL;
     uint64_t sum[64] = { 0 };
-    double before;
+    double before, used = 1;
 
     (void)state;
     k3_cpus_read(&c, "/nonexistent", NULL);
@@ -285,12 +285,17 @@ static void a_bound_team_works_and_sleeps(void **state)
     }
     for (int i = 0; i < 64; i++)
         assert_int_equal(sum[i], 20000);
-    before = cpu_seconds();
-    for (int n = 0; n < 100; n++) { /* what waiting for a drive between jobs looks like */
-        k3_team_run(t, 8, 1, nothing, NULL);
-        usleep(10000);
+    /* What waiting for a drive between jobs looks like.  A team that spins takes a second or more of each second; one that
+     * sleeps may take some by bad luck, on a busy machine, but not three times. */
+    for (int try = 0; try < 3 && used >= 0.1; try++) {
+        before = cpu_seconds();
+        for (int n = 0; n < 100; n++) {
+            k3_team_run(t, 8, 1, nothing, NULL);
+            usleep(10000);
+        }
+        used = cpu_seconds() - before;
     }
-    assert_true(cpu_seconds() - before < 0.1);
+    assert_true(used < 0.1);
     k3_team_free(t);
 }
 
