@@ -1,15 +1,16 @@
 /* k3-computed/kernels_mul.c: the order in which the vector sets walk over a product, so that each
  * weight comes from memory once and x from the first-level cache.
  *
- *   chunk   rows of W that stay in the second-level cache while all rows of x pass by
- *   panel   rows of x of one tile
- *   block   columns; the panel's x of one block stays in the first-level cache while the chunk
- *           passes by, and the chains rest in memory between two blocks; the chunk's last tile fetches
- *           the x of the next block as it uses its own for the last time */
+ *   block   columns: a panel's x of one block stays in the first-level cache while a chunk passes by
+ *   chunk   rows of W: one block of it stays in the second-level cache while a group passes by
+ *   panel   rows of x of one tile; the last tile of a chunk fetches the x of the next panel as it
+ *           uses its own for the last time
+ *   group   panels: their chains rest in the second-level cache between two blocks */
 #include "k3-computed/kernels_impl.h"
 
 #define CHUNK_BYTES ((size_t)512 << 10)
 #define CHUNK_ROWS 64
+#define GROUP_PANELS 8
 #define X_BYTES ((size_t)6 << 20)
 #define X_ROWS 126
 #define BLOCK 896 /* a multiple of 32; not a power of two, since rows of x lie whole pages apart */
@@ -18,12 +19,6 @@ size_t k3_mul_panel(size_t n, size_t most)
 {
     size_t n_panels = (n + most - 1) / most;
     return n_panels ? (n + n_panels - 1) / n_panels : most;
-}
-
-static size_t chunk_rows(size_t row_bytes, size_t most)
-{
-    size_t n = row_bytes ? CHUNK_BYTES / row_bytes / 8 * 8 : most;
-    return n < 8 ? 8 : n > most ? most : n;
 }
 
 static size_t least(size_t a, size_t b)
@@ -37,30 +32,38 @@ uint32_t k3_mul_x_rows(size_t n_cols)
     return (uint32_t)(n < K3_MUL_MAX_X ? K3_MUL_MAX_X : least(n, X_ROWS));
 }
 
+/* A chunk of n_out rows against a group of n_rows, in panels of nx. */
+static void walk_group(const struct k3_mul_strips *s, float *y, size_t ldy, const char *w, size_t n_out, size_t n_cols,
+                       const float *x, size_t ldx, size_t n_rows, size_t nx)
+{
+    _Alignas(64) float rest[GROUP_PANELS * CHUNK_ROWS * K3_MUL_MAX_X * 16];
+    size_t begin = 0, end, block = n_cols < 2 * BLOCK ? n_cols : BLOCK;
+    do { /* once for n_cols 0, too: y is +0 then */
+        end = begin + least(n_cols - begin, block);
+        for (size_t r = 0; r < n_rows; r += nx) {
+            struct k3_mul_part p = {y + r * ldy, ldy, rest + r * CHUNK_ROWS * 16, x + r * ldx, ldx, n_cols, begin, end, NULL};
+            p.next_x = r + nx < n_rows ? p.x + nx * ldx + begin : x + (end < n_cols ? end : 0);
+            (r ? s->again : s->first)(&p, w, n_out, least(n_rows - r, nx));
+        }
+        begin = end;
+    } while (end < n_cols);
+}
+
 void k3_mul_walk(const struct k3_mul_strips *s, float *y, size_t ldy, const char *w, size_t n_out,
                  size_t n_cols, const float *x, size_t ldx, size_t n_rows)
 {
-    _Alignas(64) float rest[CHUNK_ROWS * K3_MUL_MAX_X * 16];
-    size_t nx = k3_mul_panel(n_rows, s->max_x), row_bytes = n_cols * s->size;
-    size_t chunk = chunk_rows(row_bytes, CHUNK_ROWS), block = n_cols < 2 * BLOCK ? n_cols : BLOCK;
+    size_t nx = k3_mul_panel(n_rows, s->max_x), n_panels = (n_rows + nx - 1) / nx;
+    size_t group = nx * k3_mul_panel(n_panels, GROUP_PANELS);
 
     if (n_rows && n_rows <= s->stream_x) {
         struct k3_mul_part p = {y, ldy, NULL, x, ldx, n_cols, 0, n_cols, NULL};
         s->stream(&p, w, n_out, n_rows);
         return;
     }
-    for (size_t o = 0; o < n_out; o += chunk) {
-        for (size_t r = 0; r < n_rows; r += nx) {
-            struct k3_mul_part p = {y + r * ldy + o, ldy, rest, x + r * ldx, ldx, n_cols, 0, 0, NULL};
-            const float *next_panel = r + nx < n_rows ? p.x + nx * ldx : x;
-            do { /* once for n_cols 0, too: y is +0 then */
-                p.end = p.begin + least(n_cols - p.begin, block);
-                p.next_x = p.end < n_cols ? p.x + p.end : next_panel;
-                (r ? s->again : s->first)(&p, w + o * row_bytes, least(n_out - o, chunk), least(n_rows - r, nx));
-                p.begin = p.end;
-            } while (p.end < n_cols);
-        }
-    }
+    for (size_t o = 0; o < n_out; o += CHUNK_ROWS)
+        for (size_t r = 0; r < n_rows; r += group)
+            walk_group(s, y + r * ldy + o, ldy, w + o * n_cols * s->size, least(n_out - o, CHUNK_ROWS), n_cols, x + r * ldx,
+                       ldx, least(n_rows - r, group), nx);
 }
 
 void k3_mul_walk_mxfp4(k3_mxfp4_strips_fn *strips, size_t max_x, float *y, size_t ldy,
@@ -68,7 +71,9 @@ void k3_mul_walk_mxfp4(k3_mxfp4_strips_fn *strips, size_t max_x, float *y, size_
                        const float *x, size_t ldx, size_t n_rows)
 {
     size_t n_groups = n_cols / 32, nx = k3_mul_panel(n_rows, max_x);
-    size_t chunk = chunk_rows(n_cols / 2, SIZE_MAX);
+    size_t chunk = n_cols ? CHUNK_BYTES / (n_cols / 2) / 8 * 8 : n_out;
+    if (chunk < 8)
+        chunk = 8;
     for (size_t o = 0; o < n_out; o += chunk)
         for (size_t r = 0; r < n_rows; r += nx)
             strips(y + r * ldy + o, ldy, packed + o * (n_cols / 2), scale + o * n_groups,

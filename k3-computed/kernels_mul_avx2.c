@@ -281,6 +281,8 @@ INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_
         for (size_t o = 0; o < no; o++) {
             __m256 even[2], odd[2];
             _mm_prefetch(packed + (no + o) * row_bytes, _MM_HINT_T0); /* the next tile */
+            if (g % 16 == 0)
+                _mm_prefetch(scale + (no + o) * n_groups + g, _MM_HINT_T0);
             weights(even, odd, packed + o * row_bytes, scale[o * n_groups + g]);
 #pragma GCC unroll 8
             for (size_t r = 0; r < nx; r++)

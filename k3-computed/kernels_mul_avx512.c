@@ -282,6 +282,8 @@ INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_
                 size_t at = n * apart * n_groups + g + u;
                 if (u == 0)
                     _mm_prefetch(packed + at * LANES + K3_MUL_AHEAD, _MM_HINT_T0);
+                if (u == 0 && g % 16 == 0) /* the address of each look-up waits for them */
+                    _mm_prefetch(scale + at + K3_MUL_AHEAD / 4, _MM_HINT_T0);
                 group(acc[n], packed + at * LANES, scale[at], x + (g + u) * 2 * LANES, ldx, nx);
             }
     }
