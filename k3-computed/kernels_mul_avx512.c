@@ -9,7 +9,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 16
-#define MAX_O 8
+#define MAX_O 4
 #define MAX_X 6
 
 /* Rule (b), the tree: l + (l+8), + (l+4), + (l+2), + (l+1). */
@@ -19,6 +19,26 @@ INLINE float tree(__m512 acc)
     __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+
+/* The tree of sixteen chains at once, addition by addition the same: sum 4 i + k stands in lane 4 k + i. */
+INLINE __m512 tree16(const __m512 a[16])
+{
+    __m512 s8[8], s4[4], s2[2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) /* l + (l+8) of two chains */
+        s8[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x44),
+                              _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xee));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) /* + (l+4) of four */
+        s4[i] = _mm512_add_ps(_mm512_shuffle_f32x4(s8[2 * i], s8[2 * i + 1], 0x88),
+                              _mm512_shuffle_f32x4(s8[2 * i], s8[2 * i + 1], 0xdd));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) { /* + (l+2) of eight */
+        __m512d p = _mm512_castps_pd(s4[2 * i]), q = _mm512_castps_pd(s4[2 * i + 1]);
+        s2[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
+    }
+    return _mm512_add_ps(_mm512_shuffle_ps(s2[0], s2[1], 0x88), _mm512_shuffle_ps(s2[0], s2[1], 0xdd));
 }
 
 INLINE __m512 widen16(const char *w, enum k3_dtype dtype)
@@ -39,6 +59,32 @@ INLINE __m512 widen_masked(__mmask16 m, const char *w, enum k3_dtype dtype)
         return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, w));
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, w)), 16));
+}
+
+/* y[r * ldy + i * apart] = the sum of acc[i][r]. */
+INLINE void store_sums(float *y, size_t ldy, size_t apart, __m512 acc[MAX_O][MAX_X], const size_t no, const size_t nx)
+{
+    if (no < 4 || nx == 1) {
+#pragma GCC unroll 8
+        for (size_t r = 0; r < nx; r++)
+#pragma GCC unroll 8
+            for (size_t i = 0; i < no; i++)
+                y[r * ldy + i * apart] = tree(acc[i][r]);
+        return;
+    }
+#pragma GCC unroll 2
+    for (size_t r0 = 0; r0 < nx; r0 += 4) { /* four rows of x, or what is left of them more than once */
+        __m512 a[16];
+        float sum[16];
+#pragma GCC unroll 16
+        for (size_t i = 0; i < 16; i++)
+            a[i] = acc[i / 4][r0 + i % 4 < nx ? r0 + i % 4 : nx - 1];
+        _mm512_storeu_ps(sum, tree16(a));
+        for (size_t r = r0; r < nx && r < r0 + 4; r++)
+#pragma GCC unroll 4
+            for (size_t i = 0; i < 4; i++)
+                y[r * ldy + i * apart] = sum[(r - r0) * 4 + i];
+    }
 }
 
 INLINE void load_chains(__m512 acc[MAX_O][MAX_X], const struct k3_mul_part *p, size_t o, const size_t no,
@@ -63,11 +109,7 @@ INLINE void store_chains(__m512 acc[MAX_O][MAX_X], const struct k3_mul_part *p, 
                 _mm512_store_ps(p->rest + ((o + i) * nx + r) * LANES, acc[i][r]);
         return;
     }
-#pragma GCC unroll 8
-    for (size_t r = 0; r < nx; r++)
-#pragma GCC unroll 8
-        for (size_t i = 0; i < no; i++)
-            p->y[r * p->ldy + o + i] = tree(acc[i][r]);
+    store_sums(p->y + o, p->ldy, 1, acc, no, nx);
 }
 
 /* Rows [o, o + no) of the chunk at w.  w_ahead, x_ahead: fetches the weights of the next tile, the x of the next block. */
@@ -125,7 +167,7 @@ INLINE void tile_streams(const struct k3_mul_part *p, const char *w, size_t o, s
     const size_t size = dtype == K3_F32 ? 4 : 2, row_bytes = p->n_cols * size, ldx = p->ldx;
     size_t i = 0, whole = p->n_cols / RUN * RUN, full = p->n_cols / LANES * LANES;
     const float *x = p->x;
-    __m512 acc[STREAMS][MAX_X];
+    __m512 acc[MAX_O][MAX_X];
     w += o * row_bytes;
 #pragma GCC unroll 8
     for (size_t n = 0; n < STREAMS; n++)
@@ -157,11 +199,7 @@ INLINE void tile_streams(const struct k3_mul_part *p, const char *w, size_t o, s
                 acc[n][r] = _mm512_mask3_fmadd_ps(wn, _mm512_maskz_loadu_ps(m, x + r * ldx + i), acc[n][r], m);
         }
     }
-#pragma GCC unroll 8
-    for (size_t r = 0; r < nx; r++)
-#pragma GCC unroll 8
-        for (size_t n = 0; n < STREAMS; n++)
-            p->y[r * p->ldy + o + n * apart] = tree(acc[n][r]);
+    store_sums(p->y + o, p->ldy, apart, acc, STREAMS, nx);
 }
 
 /* n_out rows of W at w against nx rows of x. */
@@ -247,7 +285,7 @@ float k3_avx512_dot(const float *a, const float *b, size_t n)
 #define MAX_X4 4
 
 /* One group of one row of W against nx rows of x. */
-INLINE void group(__m512 acc[MAX_X4], const uint8_t *packed, uint8_t scale, const float *x, size_t ldx, const size_t nx)
+INLINE void group(__m512 acc[MAX_X], const uint8_t *packed, uint8_t scale, const float *x, size_t ldx, const size_t nx)
 {
     __m512 table = _mm512_load_ps(k3_mxfp4_tables[scale]);
     __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i_u *)packed));
@@ -268,7 +306,7 @@ INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_
                        size_t ldx, size_t apart, const size_t no, const size_t nx)
 {
     size_t g = 0, whole = n_groups / LINE_GROUPS * LINE_GROUPS;
-    __m512 acc[STREAMS][MAX_X4];
+    __m512 acc[MAX_O][MAX_X];
 #pragma GCC unroll 8
     for (size_t n = 0; n < no; n++)
 #pragma GCC unroll 8
@@ -293,11 +331,7 @@ INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_
             size_t at = n * apart * n_groups + g;
             group(acc[n], packed + at * LANES, scale[at], x + g * 2 * LANES, ldx, nx);
         }
-#pragma GCC unroll 8
-    for (size_t r = 0; r < nx; r++)
-#pragma GCC unroll 8
-        for (size_t n = 0; n < no; n++)
-            y[r * ldy + n * apart] = tree(acc[n][r]);
+    store_sums(y, ldy, apart, acc, no, nx);
 }
 
 INLINE void strip_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
