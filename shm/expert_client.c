@@ -548,7 +548,9 @@ void k3_expert_client_release(struct k3_expert_client *c, const struct k3_expert
         if (e->state != HANDED || e->layer != v->layer || e->expert != v->expert || e->cpl.slot != v->slot)
             continue;
         release_entry(c, e);
-        if (c->attached)
+        /* expertd has a slot for every demand that was sent, so it need not wake for this one before the layer's last, unless
+         * demands wait for credit: on a machine whose cores all compute each wake-up would stop one of them. */
+        if (c->attached && (c->next_send < c->n_entries || c->n_held == 0))
             ring_bell(c);
         if (pump(c, NULL) < 0)
             c->attached = false;
