@@ -39,7 +39,7 @@ struct k3_mul_part {
     const float *x;
     size_t ldx, n_cols, begin, end; /* begin is a multiple of 32; at 0 the chains begin from +0, at
                                        end == n_cols they become y */
-    const float *next_x; /* the panel's x of the block after this one, ldx floats apart, too */
+    const float *next_x; /* of the panel after this one in the walk, ldx floats apart, too */
 };
 /* All n_out rows of W of the chunk at w against nx rows of x. */
 typedef void k3_mul_strips_fn(const struct k3_mul_part *p, const char *w, size_t n_out, size_t nx);
@@ -53,12 +53,19 @@ typedef void k3_mxfp4_strips_fn(float *y, size_t ldy, const uint8_t *packed, con
                                 size_t nx);
 
 /* kernels_mul.c */
-/* How many of n rows the next panel takes when one holds at most `most`: they differ by one. */
-size_t k3_mul_panel(size_t n, size_t most);
 void k3_mul_walk(const struct k3_mul_strips *s, float *y, size_t ldy, const char *w, size_t n_out,
                  size_t n_cols, const float *x, size_t ldx, size_t n_rows);
 void k3_mul_walk_mxfp4(k3_mxfp4_strips_fn *strips, size_t max_x, float *y, size_t ldy,
                        const uint8_t *packed, const uint8_t *scale, size_t n_out, size_t n_cols,
                        const float *x, size_t ldx, size_t n_rows);
+/* The product of a dtype from its strips, stream_NAME, first_strips_NAME and strips_NAME. */
+#define K3_DEFINE_MUL(set, name, size, stream_x, max_x)                                            \
+    void k3_##set##_mul_##name(float *y, size_t ldy, const void *w, size_t n_out, size_t n_cols,   \
+                               const float *x, size_t ldx, size_t n_rows)                          \
+    {                                                                                              \
+        static const struct k3_mul_strips s = {stream_##name, first_strips_##name, strips_##name,  \
+                                               stream_x, max_x, size};                             \
+        k3_mul_walk(&s, y, ldy, w, n_out, n_cols, x, ldx, n_rows);                                 \
+    }
 
 #endif

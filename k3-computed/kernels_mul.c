@@ -15,10 +15,11 @@
 #define X_ROWS 126
 #define BLOCK 896 /* a multiple of 32; not a power of two, since rows of x lie whole pages apart */
 
-size_t k3_mul_panel(size_t n, size_t most)
+/* How many of n the next panel (or group) takes when one holds at most `most`: they differ by one. */
+static size_t share(size_t n, size_t most)
 {
-    size_t n_panels = (n + most - 1) / most;
-    return n_panels ? (n + n_panels - 1) / n_panels : most;
+    size_t n_shares = (n + most - 1) / most;
+    return n_shares ? (n + n_shares - 1) / n_shares : most;
 }
 
 static size_t least(size_t a, size_t b)
@@ -52,8 +53,8 @@ static void walk_group(const struct k3_mul_strips *s, float *y, size_t ldy, cons
 void k3_mul_walk(const struct k3_mul_strips *s, float *y, size_t ldy, const char *w, size_t n_out,
                  size_t n_cols, const float *x, size_t ldx, size_t n_rows)
 {
-    size_t nx = k3_mul_panel(n_rows, s->max_x), n_panels = (n_rows + nx - 1) / nx;
-    size_t group = nx * k3_mul_panel(n_panels, GROUP_PANELS);
+    size_t nx = share(n_rows, s->max_x), n_panels = (n_rows + nx - 1) / nx;
+    size_t group = nx * share(n_panels, GROUP_PANELS);
 
     if (n_rows && n_rows <= s->stream_x) {
         struct k3_mul_part p = {y, ldy, NULL, x, ldx, n_cols, 0, n_cols, NULL};
@@ -70,7 +71,7 @@ void k3_mul_walk_mxfp4(k3_mxfp4_strips_fn *strips, size_t max_x, float *y, size_
                        const uint8_t *packed, const uint8_t *scale, size_t n_out, size_t n_cols,
                        const float *x, size_t ldx, size_t n_rows)
 {
-    size_t n_groups = n_cols / 32, nx = k3_mul_panel(n_rows, max_x);
+    size_t n_groups = n_cols / 32, nx = share(n_rows, max_x);
     size_t chunk = n_cols ? CHUNK_BYTES / (n_cols / 2) / 8 * 8 : n_out;
     if (chunk < 8)
         chunk = 8;

@@ -216,17 +216,9 @@ STRIPS(strips_f16, K3_F16, 0)
 STRIPS(first_strips_bf16, K3_BF16, 1)
 STRIPS(strips_bf16, K3_BF16, 0)
 
-#define MUL(name, size)                                                                            \
-    void k3_avx2_mul_##name(float *y, size_t ldy, const void *w, size_t n_out, size_t n_cols,      \
-                            const float *x, size_t ldx, size_t n_rows)                             \
-    {                                                                                              \
-        static const struct k3_mul_strips s = {stream_##name, first_strips_##name, strips_##name,  \
-                                               MAX_X, MAX_X, size};                                \
-        k3_mul_walk(&s, y, ldy, w, n_out, n_cols, x, ldx, n_rows);                                 \
-    }
-MUL(f32, 4)
-MUL(f16, 2)
-MUL(bf16, 2)
+K3_DEFINE_MUL(avx2, f32, 4, MAX_X, MAX_X)
+K3_DEFINE_MUL(avx2, f16, 2, MAX_X, MAX_X)
+K3_DEFINE_MUL(avx2, bf16, 2, MAX_X, MAX_X)
 
 float k3_avx2_dot(const float *a, const float *b, size_t n)
 {

@@ -112,7 +112,7 @@ INLINE void store_chains(__m512 acc[MAX_O][MAX_X], const struct k3_mul_part *p, 
     store_sums(p->y + o, p->ldy, 1, acc, no, nx);
 }
 
-/* Rows [o, o + no) of the chunk at w.  w_ahead, x_ahead: fetches the weights of the next tile, the x of the next block. */
+/* Rows [o, o + no) of the chunk at w.  w_ahead, x_ahead: fetches the weights of the next tile, the x of the next panel. */
 INLINE void tile(const struct k3_mul_part *p, const char *w, size_t o, const size_t no, const size_t nx,
                  const enum k3_dtype dtype, const int w_ahead, const int x_ahead)
 {
@@ -157,10 +157,11 @@ INLINE void tile(const struct k3_mul_part *p, const char *w, size_t o, const siz
 }
 
 #define STREAMS 4
+#define MAX_STREAM_X 4
 #define RUN 32 /* columns of one stream at a time */
 
 /* Rows o, o + apart, o + 2 apart, .. of W, over all columns.  With tile after tile each of them is one stream through memory,
- * which is read fastest so: four streams, four lines of each at a time. */
+ * which is read fastest so. */
 INLINE void tile_streams(const struct k3_mul_part *p, const char *w, size_t o, size_t apart, const size_t nx,
                          const enum k3_dtype dtype)
 {
@@ -240,7 +241,7 @@ STREAMING(stream_f16, K3_F16)
 STREAMING(stream_bf16, K3_BF16)
 
 #define STRIPS(name, dtype, ahead)                                                                 \
-    static void name(const struct k3_mul_part *p, const char *w, size_t n_out, size_t nx)                 \
+    static void name(const struct k3_mul_part *p, const char *w, size_t n_out, size_t nx)          \
     {                                                                                              \
         switch (nx) {                                                                              \
         case 1: strip(p, w, n_out, 1, dtype, ahead); break;                                        \
@@ -258,17 +259,9 @@ STRIPS(strips_f16, K3_F16, 0)
 STRIPS(first_strips_bf16, K3_BF16, 1)
 STRIPS(strips_bf16, K3_BF16, 0)
 
-#define MUL(name, size)                                                                            \
-    void k3_avx512_mul_##name(float *y, size_t ldy, const void *w, size_t n_out, size_t n_cols,    \
-                              const float *x, size_t ldx, size_t n_rows)                           \
-    {                                                                                              \
-        static const struct k3_mul_strips s = {stream_##name, first_strips_##name, strips_##name,  \
-                                               4, MAX_X, size};                                    \
-        k3_mul_walk(&s, y, ldy, w, n_out, n_cols, x, ldx, n_rows);                                 \
-    }
-MUL(f32, 4)
-MUL(f16, 2)
-MUL(bf16, 2)
+K3_DEFINE_MUL(avx512, f32, 4, MAX_STREAM_X, MAX_X)
+K3_DEFINE_MUL(avx512, f16, 2, MAX_STREAM_X, MAX_X)
+K3_DEFINE_MUL(avx512, bf16, 2, MAX_STREAM_X, MAX_X)
 
 float k3_avx512_dot(const float *a, const float *b, size_t n)
 {

@@ -9,6 +9,11 @@
 #include "k3-computed/source.h"
 #include "k3-computed/team.h"
 
+/* How a pass cuts its products into tasks; k3-bench kernels measures them cut in the same way. */
+#define K3_TASKS_PER_THREAD 8u /* of a block or an expert: enough to even out threads of unequal speed */
+#define K3_FEW_PARTS 2u        /* per thread, of the rows of a block, at least */
+#define K3_MANY_ROWS 16u       /* of one expert: tasks half as large, since each is long enough */
+
 /* What a sequence carries from pass to pass: per KDA layer S [heads][dim][dim] and three convolution tails, per MLA layer the
  * latent rows [ctx][kv_lora + qk_rope].  State after n positions; it cannot be rolled back. */
 struct k3_state;

@@ -35,8 +35,6 @@ int k3_pass_dense(struct k3_pass *p, uint32_t layer)
     return k3_pass_mul(p, layer, K3_W_DENSE_DOWN, p->y, h, gate, inter, p->n_rows, NULL);
 }
 
-#define MANY_ROWS 16 /* of one expert: tasks half as large, since each is long enough */
-
 struct moe_job {
     struct k3_pass *p;
     const float *logits, *bias;
@@ -150,7 +148,7 @@ static int routed_experts(struct k3_pass *p, uint32_t n_distinct, const float *z
         k3_pass_count_expert(p, j.n);
         for (uint32_t r = 0; r < j.n; r++)
             p->k->split(x + r * lat, z + (j.pair[r] / c->top_k) * lat, lat);
-        tasks = j.n < MANY_ROWS ? 1 : 2;
+        tasks = j.n < K3_MANY_ROWS ? 1 : 2;
         j.tile = (k3_pass_tile(p, c->moe_inter / tasks) + 31) / 32 * 32; /* whole groups, to split them */
         k3_team_run(p->team, (inter + j.tile - 1) / j.tile, 1, expert_inner, &j);
         j.tile = k3_pass_tile(p, c->latent / tasks);

@@ -10,8 +10,6 @@
 
 #include "k3-computed/pass_private.h"
 
-#define TASKS_PER_THREAD 8 /* of a block: enough to even out threads of unequal speed */
-#define FEW_PARTS 2        /* per thread, of the rows of a block */
 #define TILE_UNIT 4        /* rows of W; vector kernels take several rows at once */
 
 struct block {
@@ -135,9 +133,9 @@ int k3_pass_flow(struct k3_pass *p, uint32_t layer, const struct k3_pass_job *jo
     }
     f.n_x = (n_rows + most - 1) / most;
     f.x_rows = f.n_x ? (n_rows + f.n_x - 1) / f.n_x : 0;
-    f.n_parts = f.n_x ? threads * TASKS_PER_THREAD / f.n_x : 1;
-    if (f.n_parts < threads * FEW_PARTS || jobs[0].few_parts)
-        f.n_parts = threads * FEW_PARTS;
+    f.n_parts = f.n_x ? threads * K3_TASKS_PER_THREAD / f.n_x : 1;
+    if (f.n_parts < threads * K3_FEW_PARTS || jobs[0].few_parts)
+        f.n_parts = threads * K3_FEW_PARTS;
     k3_team_begin(p->team, run_part, &f);
     for (uint32_t i = 0; i < n_jobs && rc == 0; i++) {
         int32_t index = p->matrix[(size_t)layer * K3_N_ROLES + jobs[i].role];
@@ -201,7 +199,7 @@ static void block_tile(void *arg, size_t i, uint32_t worker)
 
 uint32_t k3_pass_tile(const struct k3_pass *p, uint32_t n_out)
 {
-    uint32_t tile = n_out / (k3_team_size(p->team) * TASKS_PER_THREAD) / TILE_UNIT * TILE_UNIT;
+    uint32_t tile = n_out / (k3_team_size(p->team) * K3_TASKS_PER_THREAD) / TILE_UNIT * TILE_UNIT;
 
     return tile < TILE_UNIT ? TILE_UNIT : tile;
 }

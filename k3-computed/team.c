@@ -77,8 +77,7 @@ static void wake(_Atomic uint32_t *word, int n)
 }
 
 /* Looks for about K3_TEAM_SPIN_NS whether the word changes: the next job of a pass mostly follows at once, and to be woken
- * takes as long.  Measured on two cores: jobs of 52 us of work take 26 us (45 us without spinning, bound or not), and so do two
- * such teams at once on the same cores: 52 us each, 59 to 75 without.  True: it changed. */
+ * takes as long.  True: it changed. */
 static bool spin(const _Atomic uint32_t *word, uint32_t value)
 {
     uint64_t until_ns = k3_now_ns() + K3_TEAM_SPIN_NS;

@@ -96,6 +96,9 @@ struct k3_bench_setup {
     { "io-depth", K3_OPT_U32, &(s)->io_depth, "N", "reads in flight (default: as measured for the drive)", 1, 256 },        \
     { "io-block", K3_OPT_SIZE, &(s)->io_block_bytes, "SIZE", "bytes of one read (default: as measured)", 0, 0 }
 
+/* --kernels NAME; refused when it is none of them or this CPU lacks it. */
+struct k3_kernels;
+int k3_bench_kernel_set(const struct k3_kernels **out, const char *name, struct k3_err *err);
 bool k3_bench_need_model(const char *part, const char *dir); /* false: said that --model is missing */
 int k3_bench_model(const struct k3_bench_setup *s, struct k3_model **out, struct k3_err *err);
 /* Model, depth and block, raw reader, an instance without members.  k3_bench_close() also after a failure. */
@@ -106,10 +109,14 @@ void k3_bench_idle(const struct k3_bench_setup *s); /* until nobody reads: the r
 void k3_bench_close(struct k3_bench_setup *s);
 /* Budgets with which nothing is read twice: the whole trunk pinned, n_choices experts of every layer (at most all). */
 void k3_bench_resident(struct k3_bench_setup *s, uint64_t n_choices);
-/* For passes in this process, on the daemons that were waited for.  Refused where the trunk is not pinned. */
+/* For passes in this process: starts the weight daemons and waits for them, a team of `threads` bound as that of k3-computed,
+ * the way to the weights.  Both are the caller's, after a failure, too (NULL where there is none).  Refused where the trunk is
+ * not pinned. */
+struct k3_team;
 struct k3_shm_source;
 struct k3_meter;
-int k3_bench_source(struct k3_shm_source **out, const struct k3_bench_setup *s, struct k3_meter *meter, struct k3_err *err);
+int k3_bench_start_passes(struct k3_bench_setup *s, uint32_t threads, struct k3_meter *meter, struct k3_team **team,
+                          struct k3_shm_source **source, struct k3_err *err);
 /* Appends --device DIR for each; the new count. */
 size_t k3_bench_devices(const char **argv, size_t n, const struct k3_str_list *devices);
 

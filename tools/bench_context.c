@@ -233,15 +233,7 @@ static int measure_all(struct bench_context *b, struct k3_err *err)
         rc = check_memory(b, err);
     }
     if (rc == 0)
-        rc = k3_bench_start_weights(&b->setup, err);
-    if (rc == 0)
-        rc = k3_bench_wait(&b->setup, err);
-    if (rc == 0)
-        rc = k3_team_new(&b->team, b->threads, err);
-    if (rc == 0)
-        (void)k3_team_pin(b->team, NULL);
-    if (rc == 0)
-        rc = k3_bench_source(&b->source, &b->setup, &b->meter, err);
+        rc = k3_bench_start_passes(&b->setup, b->threads, &b->meter, &b->team, &b->source, err);
     if (rc == 0)
         rc = open_sequences(b, err);
     if (rc == 0)
@@ -261,7 +253,7 @@ int k3_bench_context(int argc, char **argv)
     struct bench_context b = { .setup = { .policy = "lru", .no_raw = true }, .ctx = 32768, .rows = 512, .tokens = TOKENS_MOST,
                                .kernels = "auto" };
     struct k3_err err = K3_ERR_INIT;
-    int status, rc = 0;
+    int status, rc;
     const struct k3_opt table[] = {
         K3_BENCH_OPT_ROWS(&b.setup),
         { "ctx", K3_OPT_U32, &b.ctx, "N", "the longest context (default 32768)", 1024, 1 << 20 },
@@ -278,9 +270,7 @@ int k3_bench_context(int argc, char **argv)
         return status;
     if (!k3_bench_need_model("context", b.setup.model_dir))
         return K3_EXIT_REFUSED;
-    b.k = k3_kernels_get(b.kernels);
-    if (!b.k)
-        rc = k3_refuse(&err, -EINVAL, "--kernels %s: must be auto, c, avx2 or avx512, and this CPU must have it", b.kernels);
+    rc = k3_bench_kernel_set(&b.k, b.kernels, &err);
     if (rc == 0)
         rc = k3_threads_check(&b.threads, false, &err);
     if (rc == 0)

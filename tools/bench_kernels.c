@@ -9,10 +9,8 @@
 #include <sys/mman.h>
 
 #include "ipc/daemon.h"
+#include "k3-computed/pass.h"
 
-#define TASKS 8u        /* of a block, for each thread; */
-#define FEW_PARTS 2u    /* of the rows of a block, at least: as pass_stream.c has them */
-#define MANY_ROWS 16u   /* of an expert: twice as many tasks, as pass_moe.c has them */
 #define FMA_S 0.02      /* one measurement of the peak */
 #define KERNEL_S 0.1    /* about what a kernel of many rows runs for */
 #define TURNS_MOST 8    /* of one that takes less: kernel and limits take turns within a pair, up to KERNEL_S / 2 */
@@ -77,9 +75,9 @@ static void cut(struct job *j, bool mxfp4, size_t matrix_rows)
 
     j->n_x_parts = (j->n_x + most - 1) / most;
     j->x_rows = (j->n_x + j->n_x_parts - 1) / j->n_x_parts;
-    parts = threads * TASKS / j->n_x_parts * (mxfp4 && j->n_x >= MANY_ROWS ? 2 : 1);
-    if (parts < threads * FEW_PARTS)
-        parts = threads * FEW_PARTS;
+    parts = threads * K3_TASKS_PER_THREAD / j->n_x_parts * (mxfp4 && j->n_x >= K3_MANY_ROWS ? 2 : 1);
+    if (parts < threads * K3_FEW_PARTS)
+        parts = threads * K3_FEW_PARTS;
     j->tile = rows / parts / 4 * 4;
     if (j->tile < 4)
         j->tile = 4;
@@ -272,14 +270,12 @@ int k3_bench_kernels(int argc, char **argv)
            : strcmp(only, "ops") == 0   ? ONLY_OPS
            : strcmp(only, "all") == 0   ? ONLY_BF16 | ONLY_MXFP4 | ONLY_OPS
                                         : 0;
-    b.k = k3_kernels_get(kernels);
-    if (!b.k)
-        rc = k3_refuse(&err, -EINVAL, "--kernels %s: must be auto, c, avx2 or avx512, and this CPU must have it", kernels);
-    else if (!what)
+    rc = k3_bench_kernel_set(&b.k, kernels, &err);
+    if (rc == 0 && !what)
         rc = k3_refuse(&err, -EINVAL, "--only %s: must be bf16, mxfp4, ops or all", only);
-    else if (!rows_known(rows))
+    if (rc == 0 && !rows_known(rows))
         rc = k3_refuse(&err, -EINVAL, "--rows %u: must be 1, 2, 3, 4, 8, 16, 64 or 512", rows);
-    else
+    if (rc == 0)
         rc = k3_threads_check(&threads, false, &err);
     b.w_bytes = (size_t)weights_mb << 20;
     k3_bench_catch();

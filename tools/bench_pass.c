@@ -380,15 +380,7 @@ static int measure_all(struct bench_pass *b, struct pair *pair, struct k3_err *e
         rc = check_memory(b, err);
     }
     if (rc == 0)
-        rc = k3_bench_start_weights(&b->setup, err);
-    if (rc == 0)
-        rc = k3_bench_wait(&b->setup, err);
-    if (rc == 0)
-        rc = k3_team_new(&b->team, b->threads, err);
-    if (rc == 0)
-        (void)k3_team_pin(b->team, NULL);
-    if (rc == 0)
-        rc = k3_bench_source(&b->source, &b->setup, &b->meter, err);
+        rc = k3_bench_start_passes(&b->setup, b->threads, &b->meter, &b->team, &b->source, err);
     if (rc == 0)
         rc = open_rows(b, err);
     if (rc == 0)
@@ -430,6 +422,8 @@ static void close_all(struct bench_pass *b)
 /* Options that do not go together; also what each leaves to the others. */
 static int check(struct bench_pass *b, bool prompt_given, struct k3_err *err)
 {
+    int rc;
+
     if (b->decode && b->rows)
         return k3_refuse(err, -EINVAL, "--decode is one row of each sequence: leave out --rows");
     if (!b->rows)
@@ -438,10 +432,8 @@ static int check(struct bench_pass *b, bool prompt_given, struct k3_err *err)
         return k3_refuse(err, -EINVAL, "--rows %u: must be a multiple of --sequences %u", b->rows, b->sequences);
     if (!prompt_given)
         b->prompt = b->rows == b->sequences ? PROMPT_DECODE : 0;
-    b->k = k3_kernels_get(b->kernels);
-    if (!b->k)
-        return k3_refuse(err, -EINVAL, "--kernels %s: must be auto, c, avx2 or avx512, and this CPU must have it", b->kernels);
-    return k3_threads_check(&b->threads, false, err);
+    rc = k3_bench_kernel_set(&b->k, b->kernels, err);
+    return rc < 0 ? rc : k3_threads_check(&b->threads, false, err);
 }
 
 int k3_bench_pass(int argc, char **argv)

@@ -3,11 +3,19 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "k3-computed/kernels.h"
 #include "k3-computed/shm_source.h"
+#include "k3-computed/team.h"
 #include "tools/bench.h"
 
 #define READY_S 300.0
 #define ATTACH_NS 30000000000ull
+
+int k3_bench_kernel_set(const struct k3_kernels **out, const char *name, struct k3_err *err)
+{
+    *out = k3_kernels_get(name);
+    return *out ? 0 : k3_refuse(err, -EINVAL, "--kernels %s: must be auto, c, avx2 or avx512, and this CPU must have it", name);
+}
 
 bool k3_bench_need_model(const char *part, const char *dir)
 {
@@ -129,7 +137,7 @@ void k3_bench_resident(struct k3_bench_setup *s, uint64_t n_choices)
     s->cache_bytes = n_layers ? (n * n_layers + 1) * m->expert_slot_bytes : m->expert_slot_bytes + (1 << 20);
 }
 
-int k3_bench_source(struct k3_shm_source **out, const struct k3_bench_setup *s, struct k3_meter *meter, struct k3_err *err)
+static int open_source(struct k3_shm_source **out, const struct k3_bench_setup *s, struct k3_meter *meter, struct k3_err *err)
 {
     struct k3_shm_source_opts o = {
         .m = s->model, .instance = s->family.instance, .rundir = s->family.rundir, .generation = 1, .stop = &k3_bench_abort,
@@ -150,6 +158,20 @@ int k3_bench_source(struct k3_shm_source **out, const struct k3_bench_setup *s, 
     if (l->n_pinned != l->n_pieces)
         return k3_fail(err, -EPROTO, "%zu of %zu pieces of the trunk are pinned", l->n_pinned, l->n_pieces);
     return 0;
+}
+
+int k3_bench_start_passes(struct k3_bench_setup *s, uint32_t threads, struct k3_meter *meter, struct k3_team **team,
+                          struct k3_shm_source **source, struct k3_err *err)
+{
+    int rc = k3_bench_start_weights(s, err);
+
+    if (rc == 0)
+        rc = k3_bench_wait(s, err);
+    if (rc == 0)
+        rc = k3_team_new(team, threads, err);
+    if (rc == 0)
+        (void)k3_team_pin(*team, NULL);
+    return rc == 0 ? open_source(source, s, meter, err) : rc;
 }
 
 void k3_bench_idle(const struct k3_bench_setup *s)

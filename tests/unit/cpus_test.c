@@ -7,30 +7,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
-static char root[32];
+#include "tests/unit/model_files.h"
+
+static char root[64];
 static struct k3_cpus c;
 
-/* Makes the directories of `path` below root, and the file. */
 static void put(const char *path, const char *text)
 {
-    char full[512];
-    FILE *f;
-
-    snprintf(full, sizeof(full), "%s/%s", root, path);
-    for (char *slash = full + strlen(root) + 1; (slash = strchr(slash, '/')); slash++) {
-        *slash = 0;
-        mkdir(full, 0700);
-        *slash = '/';
-    }
-    f = fopen(full, "w");
-    assert_non_null(f);
-    fputs(text, f);
-    fclose(f);
+    k3_test_put_tree(root, path, text);
 }
 
 static void siblings(uint32_t cpu, const char *list)
@@ -44,17 +32,15 @@ static void siblings(uint32_t cpu, const char *list)
 static int make_root(void **state)
 {
     (void)state;
-    strcpy(root, "/tmp/k3-cpus-XXXXXX");
-    return mkdtemp(root) ? 0 : -1;
+    k3_test_dir(root);
+    return 0;
 }
 
 static int remove_root(void **state)
 {
-    char command[64];
-
     (void)state;
-    snprintf(command, sizeof(command), "rm -r %s", root);
-    return system(command);
+    k3_test_dir_remove(root);
+    return 0;
 }
 
 static void cores_are(const char *allowed, uint32_t n_cpus, uint32_t n_cores, const uint32_t *first)

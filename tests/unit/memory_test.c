@@ -10,45 +10,32 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
-static char root[] = "/tmp/k3-memory-XXXXXX";
+#include "tests/unit/model_files.h"
+
+static char root[64];
 
 static void put(const char *path, const char *text)
 {
-    char full[1024];
-    FILE *f;
-
-    snprintf(full, sizeof(full), "%s%s", root, path);
-    for (char *p = full + strlen(root) + 1; (p = strchr(p, '/')); p++) {
-        *p = 0;
-        mkdir(full, 0700);
-        *p = '/';
-    }
-    f = fopen(full, "w");
-    assert_non_null(f);
-    fputs(text, f);
-    fclose(f);
+    k3_test_put_tree(root, path, text);
 }
 
 static int make_root(void **state)
 {
     (void)state;
-    strcpy(root + strlen(root) - 6, "XXXXXX");
-    return mkdtemp(root) ? 0 : -1;
+    k3_test_dir(root);
+    return 0;
 }
 
 static int remove_root(void **state)
 {
-    char cmd[128];
-
     (void)state;
-    snprintf(cmd, sizeof(cmd), "rm -rf '%s'", root);
-    return system(cmd);
+    k3_test_dir_remove(root);
+    return 0;
 }
 
 #define MEMINFO "MemTotal:       16384000 kB\nMemFree:          100 kB\nMemAvailable:    8192000 kB\nBuffers:  1 kB\n"

@@ -1,9 +1,11 @@
 #include "tests/unit/model_files.h"
 
+#include <errno.h>
 #include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static void must(bool ok, const char *what)
@@ -44,6 +46,19 @@ void k3_test_put(const char *dir, const char *name, const void *data, size_t len
 void k3_test_put_text(const char *dir, const char *name, const char *text)
 {
     k3_test_put(dir, name, text, strlen(text));
+}
+
+void k3_test_put_tree(const char *dir, const char *path, const char *text)
+{
+    char full[512];
+
+    must((size_t)snprintf(full, sizeof(full), "%s/%s", dir, path) < sizeof(full), path);
+    for (char *slash = full + strlen(dir) + 1; (slash = strchr(slash, '/')); slash++) {
+        *slash = 0;
+        must(mkdir(full, 0700) == 0 || errno == EEXIST, full);
+        *slash = '/';
+    }
+    k3_test_put_text(dir, path, text);
 }
 
 char *k3_test_get(const char *dir, const char *name, size_t *len_bytes)

@@ -10,6 +10,8 @@ void k3_test_dir(char out[64]);
 void k3_test_dir_remove(const char *dir);
 void k3_test_put(const char *dir, const char *name, const void *data, size_t len_bytes);
 void k3_test_put_text(const char *dir, const char *name, const char *text);
+/* The same at a path of several steps; the directories are made. */
+void k3_test_put_tree(const char *dir, const char *path, const char *text);
 /* A whole file, with a 0 after it; to be freed. */
 char *k3_test_get(const char *dir, const char *name, size_t *len_bytes);
 /* A safetensors file: header JSON padded to 8, and n zero bytes of data. */
