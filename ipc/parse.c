@@ -50,27 +50,35 @@ int k3_parse_double(const char *text, double min, double max, double *out)
 int k3_parse_size(const char *text, uint64_t *out_bytes)
 {
     char digits[32];
-    size_t n = strspn(text, "0123456789");
+    size_t n = strspn(text, "0123456789"), n_part = 0;
+    const char *part = text + n;
+    uint64_t whole = 0, of_suffix = 0, scale = 1;
     unsigned shift = 0;
-    uint64_t v;
     int rc;
 
+    if (*part == '.') {
+        n_part = strspn(++part, "0123456789");
+        if (n_part == 0 || n_part > 9) /* so that what follows cannot overflow */
+            return -EINVAL;
+    }
     if (n == 0 || n >= sizeof(digits))
         return n ? -ERANGE : -EINVAL;
-    switch (text[n]) {
+    switch (part[n_part]) {
     case 'K': case 'k': shift = 10; break;
     case 'M': case 'm': shift = 20; break;
     case 'G': case 'g': shift = 30; break;
     case 0: break;
     default: return -EINVAL;
     }
-    if (shift && text[n + 1])
+    if ((shift && part[n_part + 1]) || (n_part && !shift))
         return -EINVAL;
     memcpy(digits, text, n);
     digits[n] = 0;
-    rc = k3_parse_u64(digits, 0, UINT64_MAX >> shift, &v);
+    rc = k3_parse_u64(digits, 0, UINT64_MAX >> shift, &whole);
+    for (size_t i = 0; i < n_part; i++, scale *= 10)
+        of_suffix = 10 * of_suffix + (uint64_t)(part[i] - '0');
     if (rc == 0)
-        *out_bytes = v << shift;
+        *out_bytes = (whole << shift) + (of_suffix << shift) / scale;
     return rc;
 }
 

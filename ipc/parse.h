@@ -11,7 +11,8 @@
 /* Whole string must be used.  -EINVAL, -ERANGE; no words. */
 int k3_parse_u64(const char *text, uint64_t min, uint64_t max, uint64_t *out);
 int k3_parse_double(const char *text, double min, double max, double *out); /* finite only */
-/* "8G", "512M", "64K", "123" : suffixes are powers of 1024. */
+/* "8G", "512M", "64K", "123": suffixes are powers of 1024.  With a suffix also "1.3G", to nine decimals; part of a byte is
+ * left out. */
 int k3_parse_size(const char *text, uint64_t *out_bytes);
 /* The other way, for people: "1.56 GB", "43.7 MB", "4.2 kB", "512 bytes" (powers of 1000).  Returns out. */
 #define K3_SIZE_TEXT 24
@@ -27,7 +28,7 @@ enum k3_opt_kind {
     K3_OPT_U32,    /* uint32_t *   within min..max                          */
     K3_OPT_U64,    /* uint64_t *   within min..max                          */
     K3_OPT_DOUBLE, /* double *     within min..max                          */
-    K3_OPT_SIZE,   /* uint64_t *   bytes, suffix K M G                       */
+    K3_OPT_SIZE,   /* uint64_t *   bytes, suffix K M G; "1.5M"               */
     K3_OPT_GB,     /* uint64_t *   bytes, given in 10^9 bytes ("2.5")        */
 };
 struct k3_str_list {

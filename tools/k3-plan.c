@@ -94,7 +94,7 @@ static int take_sizes(struct cmdline *c, struct k3_err *err)
     int rc;
 
     if (c->memory && (k3_parse_size(c->memory, &o->memory_bytes) < 0 || o->memory_bytes == 0))
-        return k3_refuse(err, -EINVAL, "--memory %.64s: must be a number of bytes above 0, with an optional suffix K, M or G",
+        return k3_refuse(err, -EINVAL, "--memory %.64s: must be a number of bytes above 0, with an optional suffix K, M or G (8G, 1.5G)",
                          c->memory);
     if ((rc = take_gb("trunk-gb", c->trunk_gb, &o->trunk_bytes, err)) < 0 ||
         (rc = take_gb("cache-gb", c->cache_gb, &o->cache_bytes, err)) < 0)

@@ -43,6 +43,7 @@ machine() { # machine MB
     grep -qE '^limit +4[0-9]\.?[0-9]* s/token, by the drive: .* 3\.00 GB/s' "$BATS_TEST_TMPDIR/out"
     grep -q '^division  *trunk and experts share a device' "$BATS_TEST_TMPDIR/out"
     [ "$(plan --table | grep -c '^| [0-9]*G |')" -ge 10 ]
+    plan --memory 2.5G --rate 3 | grep -q '; --memory is 2684\.4 MB$'
 }
 
 @test "budgets that cannot be: negative, zero, no numbers, larger than the machine, below the floor" {
@@ -50,6 +51,7 @@ machine() { # machine MB
     refused '--memory -1: must be' plan --memory -1
     refused '--memory 0: must be' plan --memory 0
     refused '--memory lots: must be' plan --memory lots
+    refused '--memory 1.5: must be .*1\.5G' plan --memory 1.5
     refused '--trunk-gb -3: must be' plan --trunk-gb -3
     refused '--trunk-gb 0: must be' plan --trunk-gb 0
     refused '--cache-gb nan: must be' plan --cache-gb nan

@@ -52,7 +52,7 @@ static void real_numbers(void **state)
 static void sizes(void **state)
 {
     static const char *const bad[] = {
-        "", "K", "1KB", "1.5G", "-1", "1 G", "8T", "0x1", "G1", "1GG"
+        "", "K", "1KB", "1.5", "1.G", ".5G", "1.5.1G", "1,5G", "1.5e1G", "1.5GB", "1.0000000000G", "-1", "1 G", "8T", "0x1", "G1", "1GG"
     };
     uint64_t v = 99;
 
@@ -69,6 +69,16 @@ static void sizes(void **state)
     assert_int_equal(k3_parse_size("8g", &v), 0);
     assert_true(v == (uint64_t)8 << 30);
     assert_int_equal(k3_parse_size("17179869183G", &v), 0);
+    assert_int_equal(k3_parse_size("1.3G", &v), 0);
+    assert_true(v == 1395864371); /* .2, rounded down */
+    assert_int_equal(k3_parse_size("0.25k", &v), 0);
+    assert_int_equal(v, 256);
+    assert_int_equal(k3_parse_size("1.50M", &v), 0);
+    assert_int_equal(v, 3 << 19);
+    assert_int_equal(k3_parse_size("0.999999999K", &v), 0);
+    assert_int_equal(v, 1023);
+    assert_int_equal(k3_parse_size("17179869183.999999999G", &v), 0);
+    assert_true(v == UINT64_MAX - 1);
 }
 
 /* ---- option tables: run with stdout and stderr caught in files ---- */
