@@ -35,6 +35,7 @@
 #define K3_ID_LEN 32                           /* hex digits */
 #define K3_MAX_QUEUED 1024u
 #define K3_SEQUENCES_MAX 256u
+#define K3_BATCH_ROWS_MAX 4096u                /* rows of a pass */
 #define K3_MAX_STOP_IDS 256u
 #define K3_MAX_ID_BYTES (16u << 20)            /* token ids of one submit, as uint32_t */
 #define K3_KEEP_NS (3600ull * 1000000000ull)

@@ -2,6 +2,7 @@
 #include "k3-computed/kernels.h"
 
 #include <cpuid.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
@@ -59,4 +60,15 @@ const struct k3_kernels *k3_kernels_get(const char *name)
     if (best || strcmp(name, "c") == 0)
         return &k3_kernels_c;
     return NULL;
+}
+
+int k3_kernels_find(const struct k3_kernels **out, const char *name, struct k3_err *err)
+{
+    *out = k3_kernels_get(name);
+    if (*out)
+        return 0;
+    if (strcmp(name, "avx2") && strcmp(name, "avx512"))
+        return k3_refuse(err, -EINVAL, "--kernels %.64s: there are auto, c, avx2 and avx512", name);
+    return k3_refuse(err, -ENOTSUP, "--kernels %s: this CPU lacks these instructions; use --kernels auto (here: %s)", name,
+                     k3_kernels_get("auto")->name);
 }

@@ -87,5 +87,7 @@ uint32_t k3_mul_x_rows(size_t n_cols);
 extern const struct k3_kernels k3_kernels_c;
 /* NULL when this CPU (cpuid) lacks the instructions. name NULL or "auto": the best there is. */
 const struct k3_kernels *k3_kernels_get(const char *name);
+/* The same for --kernels NAME; refused with words. */
+int k3_kernels_find(const struct k3_kernels **out, const char *name, struct k3_err *err);
 
 #endif

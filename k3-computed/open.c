@@ -9,19 +9,6 @@
 #include "ipc/parse.h"
 #include "k3-computed/computed.h"
 
-static int open_kernels(struct k3_computed *c, struct k3_err *err)
-{
-    const char *name = c->opt.kernels;
-
-    c->kernels = k3_kernels_get(name);
-    if (c->kernels)
-        return 0;
-    if (strcmp(name, "c") && strcmp(name, "avx2") && strcmp(name, "avx512"))
-        return k3_refuse(err, -EINVAL, "--kernels %s: there are auto, c, avx2 and avx512", name);
-    return k3_refuse(err, -ENOTSUP, "--kernels %s: this CPU lacks these instructions; use --kernels auto (here: %s)", name,
-                     k3_kernels_get("auto")->name);
-}
-
 static int open_model(struct k3_computed *c, struct k3_err *err)
 {
     const char *dirs[K3_MODEL_DIRS];
@@ -160,7 +147,7 @@ int k3_computed_open(struct k3_computed *c, struct k3_err *err)
     int rc = k3_numa_go(c->opt.numa_node == K3_NODE_ANY ? -1 : (int)c->opt.numa_node, err);
 
     if (rc == 0)
-        rc = open_kernels(c, err);
+        rc = k3_kernels_find(&c->kernels, c->opt.kernels, err);
     if (rc == 0)
         k3_cpus_read(&c->cpus, "", NULL);
     if (rc == 0)
@@ -247,7 +234,6 @@ void k3_computed_info(void *arg, cJSON *reply)
     cJSON_AddNumberToObject(reply, "ctx", c->opt.ctx);
     cJSON_AddNumberToObject(reply, "sequences", c->opt.sequences);
     cJSON_AddNumberToObject(reply, "state_bytes", (double)k3_state_bytes(cfg, c->opt.ctx));
-    cJSON_AddNumberToObject(reply, "kv_bytes_per_position", (double)k3_state_kv_bytes(cfg));
     snprintf(latent, sizeof(latent), "%s bytes a position", k3_grouped_text(bytes, k3_state_kv_bytes(cfg)));
     cJSON_AddStringToObject(reply, "latent_kv", latent);
     cJSON_AddNumberToObject(reply, "buffer_bytes", (double)k3_pass_bytes(cfg, c->opt.batch_rows));

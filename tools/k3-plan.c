@@ -10,6 +10,7 @@
 #include "ipc/parse.h"
 #include "k3-computed/team.h"
 #include "k3-computed/engine.h"
+#include "k3-computed/kernels.h"
 #include "k3-expertd/policy.h"
 #include "shm/segment.h"
 #include "tools/plan.h"
@@ -40,7 +41,8 @@ static bool parse(struct cmdline *c, int argc, char **argv, int *status)
         { "ring-mb", K3_OPT_U32, &o->ring_mb, "N", "size of the trunk ring in MiB, an even number", 2, 1 << 20 },
         { "ctx", K3_OPT_U32, &o->ctx, "N", "positions of one sequence (default 4096)", 1, 1u << 24 },
         { "sequences", K3_OPT_U32, &o->sequences, "N", "sequences at the same time (default 1)", 1, K3_SEQUENCES_MAX },
-        { "batch-rows", K3_OPT_U32, &o->batch_rows, "N", "rows of one pass at most (default: by the memory)", 1, 4096 },
+        { "batch-rows", K3_OPT_U32, &o->batch_rows, "N", "rows of one pass at most (default: by the memory)", 1,
+          K3_BATCH_ROWS_MAX },
         { "threads", K3_OPT_U32, &o->threads, "N", "threads of a pass (default: one a core, fewer under a quota)", 1, 1024 },
         { "layers", K3_OPT_U32, &c->layers, "N", "only the first N layers", 1, K3_MAX_LAYERS },
         { "trunk-device", K3_OPT_STRING, &c->trunk_device, "DIR", "the trunk's shards are read here" },
@@ -60,7 +62,7 @@ static bool parse(struct cmdline *c, int argc, char **argv, int *status)
         { "force-threads", K3_OPT_FLAG, &c->force_threads, NULL, "as k3-run takes it; so are the following" },
         { "policy", K3_OPT_STRING, &c->policy, "NAME", "no part of the plan" },
         { "prefetch", K3_OPT_U32, &c->prefetch, "N", "no part of the plan", 0, 65535 },
-        { "kernels", K3_OPT_STRING, &c->kernels, "NAME", "no part of the plan" },
+        { "kernels", K3_OPT_STRING, &c->kernels, "NAME", "no part of the plan, but refused as k3-computed does" },
         { "verify", K3_OPT_STRING, &c->verify, "WHEN", "no part of the plan" },
         { "io-depth", K3_OPT_U32, &c->io_depth, "N", "no part of the plan", 1, 256 },
         { "io-block", K3_OPT_STRING, &c->io_block, "SIZE", "no part of the plan" },
@@ -90,6 +92,7 @@ static int take_gb(const char *name, const char *text, uint64_t *out, struct k3_
 static int take_sizes(struct cmdline *c, struct k3_err *err)
 {
     struct k3_plan_opts *o = &c->plan;
+    const struct k3_kernels *k;
     uint64_t block_bytes;
     int rc;
 
@@ -115,7 +118,9 @@ static int take_sizes(struct cmdline *c, struct k3_err *err)
         return k3_refuse(err, -EINVAL, "--io-block %.64s: must be a multiple of 4K, from 64K to 1G", c->io_block);
     if (c->verify && strcmp(c->verify, "off") && strcmp(c->verify, "first") && strcmp(c->verify, "always"))
         return k3_refuse(err, -EINVAL, "--verify %.64s: must be off, first or always", c->verify);
-    rc = k3_threads_check(&o->threads, c->force_threads, err);
+    rc = k3_kernels_find(&k, c->kernels, err);
+    if (rc == 0)
+        rc = k3_threads_check(&o->threads, c->force_threads, err);
     if (rc < 0)
         return rc;
     return k3_instance_check(c->instance, err);

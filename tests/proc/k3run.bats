@@ -103,7 +103,8 @@ no_processes() { ! pgrep -f -- "--instance $INSTANCE( |\$)"; }
     refused 2 'ring-mb 3' k3run up --ring-mb 3
     refused 2 'ctx 0' k3run up --ctx 0
     refused 2 'policy' k3run up --policy fifo
-    refused 2 'kernels' k3run up --kernels sse
+    refused 2 'kernels sse: there are auto' k3run up --kernels sse
+    [ ! -s "$BATS_TEST_TMPDIR/out" ] # and no plan before
     nothing_left "$INSTANCE"
 }
 

@@ -1,6 +1,7 @@
 /* tests/unit/kernels_test.c: rules (a), (b), (d) and the elementwise kernels: every set equals
  * kernels_c.c bit for bit on awkward shapes, offsets and values, and kernels_c.c equals the formula
  * written out here. */
+#include <errno.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -530,7 +531,15 @@ static void max_is_exact(void **state)
 
 static void names_select_sets(void **state)
 {
+    struct k3_err err = K3_ERR_INIT;
+    const struct k3_kernels *k;
+
     (void)state;
+    assert_int_equal(k3_kernels_find(&k, "c", &err), 0);
+    assert_string_equal(k->name, "c");
+    assert_int_equal(k3_kernels_find(&k, "sse9", &err), -EINVAL);
+    assert_non_null(strstr(err.text, "--kernels sse9: there are auto, c, avx2 and avx512"));
+    assert_int_equal(err.exit_status, 2);
     assert_string_equal(k3_kernels_get("c")->name, "c");
     assert_ptr_equal(k3_kernels_get(NULL), k3_kernels_get("auto"));
     assert_ptr_equal(k3_kernels_get("auto"), sets[n_sets - 1]);
