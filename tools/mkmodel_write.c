@@ -273,6 +273,14 @@ static int check_space(struct out *o, const char *parent, struct k3_err *err)
     return 0;
 }
 
+static void announce(const struct out *o, const char *to)
+{
+    char size[K3_SIZE_TEXT];
+
+    fprintf(stderr, "k3-mkmodel: writing %s of weights%s in %u shard%s to %s\n", k3_size_text(size, o->p->total_bytes),
+            o->p->opts.sparse ? " as holes" : "", o->p->n_shards, o->p->n_shards == 1 ? "" : "s", to);
+}
+
 static void remove_tmp(struct out *o)
 {
     static const char *const texts[] = { "config.json", "model.safetensors.index.json" };
@@ -332,6 +340,7 @@ int k3_mk_write(const struct k3_mk_plan *p, const char *out, struct k3_err *err)
     strcpy(parent, clean);
     if (asprintf(&o.tmp, "%s/.%s.tmp-%d", dirname(parent), basename(base), (int)getpid()) < 0)
         return k3_fail(err, -ENOMEM, "no memory for a name");
+    announce(&o, clean);
     clock_gettime(CLOCK_MONOTONIC, &o.began);
     o.last_said = o.began;
     interrupted = 0;
