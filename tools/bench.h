@@ -36,6 +36,10 @@ double k3_bench_median(const double *v, size_t n);
 const char *k3_bench_spread(const double *v, size_t n, char out[64]);
 /* Progress on stderr, over the line before at a terminal; at most one a second.  NULL takes the line away. */
 void k3_bench_progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* For struct k3_pass_hooks: progress within a pass, and its end when this is to stop.  doing: what the pass is for. */
+int k3_bench_on_layer(void *doing, uint32_t layer, uint32_t n_layers);
+/* Says why it ended when rc < 0; the exit status. */
+int k3_bench_end(int rc, const struct k3_err *err);
 
 /* ---- bench_raw.c: what the drive gives with nothing in between ---- */
 
@@ -59,7 +63,7 @@ uint64_t k3_bench_raw_huge_bytes(const struct k3_bench_raw *r, uint64_t *of_byte
 
 struct k3_bench_family {
     char instance[33], rundir[512], bin[4000];
-    struct k3_member { const char *name; pid_t pid; } member[3];
+    struct k3_member { const char *name; pid_t pid; } member[4];
     uint32_t n_members;
 };
 /* Makes the run directory of an instance "bench-PID"; programs are those beside k3-bench. */
@@ -95,15 +99,18 @@ struct k3_bench_setup {
     { "layers", K3_OPT_U32, &(s)->n_layers, "N", "only the first N layers", 1, K3_MAX_LAYERS },                             \
     { "io-depth", K3_OPT_U32, &(s)->io_depth, "N", "reads in flight (default: as measured for the drive)", 1, 256 },        \
     { "io-block", K3_OPT_SIZE, &(s)->io_block_bytes, "SIZE", "bytes of one read (default: as measured)", 0, 0 }
+#define K3_BENCH_THREAD_ROWS(n, force)                                                                                    \
+    { "threads", K3_OPT_U32, n, "N", "threads of a pass (default: one a physical core)", 1, 1024 },                        \
+    { "force-threads", K3_OPT_FLAG, force, NULL, "allow more threads than cores", 0, 0 }
 
-/* --kernels NAME; refused when it is none of them or this CPU lacks it. */
-struct k3_kernels;
-int k3_bench_kernel_set(const struct k3_kernels **out, const char *name, struct k3_err *err);
 bool k3_bench_need_model(const char *part, const char *dir); /* false: said that --model is missing */
+uint64_t k3_bench_n_experts(const struct k3_model *m); /* of all layers that run */
 int k3_bench_model(const struct k3_bench_setup *s, struct k3_model **out, struct k3_err *err);
 /* Model, depth and block, raw reader, an instance without members.  k3_bench_close() also after a failure. */
 int k3_bench_open(struct k3_bench_setup *s, struct k3_err *err);
-int k3_bench_start_weights(struct k3_bench_setup *s, struct k3_err *err); /* k3-trunkd, k3-expertd; does not wait */
+/* k3-trunkd and k3-expertd, without waiting for them.  Where /dev/shm is too small their memory is that of memfds, and a
+ * k3-keeper is there, too. */
+int k3_bench_start_weights(struct k3_bench_setup *s, struct k3_err *err);
 int k3_bench_wait(struct k3_bench_setup *s, struct k3_err *err);          /* for all members; then their stats are open */
 void k3_bench_idle(const struct k3_bench_setup *s); /* until nobody reads: the ring is full, no expert is wanted */
 void k3_bench_close(struct k3_bench_setup *s);

@@ -11,19 +11,22 @@
 
 #include "ipc/daemon.h"
 #include "ipc/memory.h"
+#include "k3-computed/engine.h"
+#include "k3-computed/kernels.h"
 #include "k3-computed/pass.h"
 #include "k3-computed/shm_source.h"
 #include "tools/bench.h"
 
 #define LENGTHS 16u
 #define TOKENS_MOST 63u
+#define R2_LEAST 0.98
 #define WARM 1u /* turns before those that count */
 
 struct bench_context {
     struct k3_bench_setup setup;
     uint32_t ctx, rows, tokens, threads;
     const char *kernels;
-    bool tsv;
+    bool force_threads, tsv;
 
     const struct k3_kernels *k;
     struct k3_team *team;
@@ -33,6 +36,7 @@ struct bench_context {
     struct k3_state *state[LENGTHS]; /* the last one is filled and copied into the others */
     struct k3_row *row;
     float *logits;
+    char doing[64]; /* what the pass is for */
     struct length {
         uint32_t filled;               /* positions before the first token */
         double s[TOKENS_MOST], median; /* of a token */
@@ -89,16 +93,10 @@ static int open_sequences(struct bench_context *b, struct k3_err *err)
 
 /* ---- passes ---- */
 
-static int on_layer(void *arg, uint32_t layer, uint32_t n_layers)
-{
-    (void)arg, (void)layer, (void)n_layers;
-    return k3_bench_stop ? -ECANCELED : 0;
-}
-
 /* The next n positions of a sequence in one pass. */
 static int run(struct bench_context *b, struct k3_state *s, uint32_t n, bool want_logits, struct k3_err *err)
 {
-    struct k3_pass_hooks hooks = { .progress = on_layer };
+    struct k3_pass_hooks hooks = { .progress = k3_bench_on_layer, .arg = b->doing };
     uint32_t at = k3_state_positions(s);
 
     for (uint32_t i = 0; i < n; i++) {
@@ -119,7 +117,7 @@ static int fill(struct bench_context *b, struct k3_err *err)
         for (uint32_t at; rc == 0 && (at = k3_state_positions(s)) < b->at[i].filled;) {
             uint32_t left = b->at[i].filled - at;
 
-            k3_bench_progress("the context is filled: position %u of %u", at, b->at[LENGTHS - 1].filled);
+            snprintf(b->doing, sizeof(b->doing), "the context is filled: position %u of %u", at, b->at[LENGTHS - 1].filled);
             rc = run(b, s, left < b->rows ? left : b->rows, false, err);
         }
         if (rc == 0 && i < LENGTHS - 1)
@@ -137,7 +135,7 @@ static int measure(struct bench_context *b, struct k3_err *err)
             uint32_t i = turn % 2 ? LENGTHS - 1 - n : n;
             struct k3_pass_times t;
 
-            k3_bench_progress("turn %u of %u", turn + 1, b->tokens + WARM);
+            snprintf(b->doing, sizeof(b->doing), "turn %u of %u", turn + 1, b->tokens + WARM);
             rc = run(b, b->state[i], 1, true, err);
             k3_pass_times(b->pass, &t);
             if (turn < WARM)
@@ -205,6 +203,8 @@ static void report(const struct bench_context *b)
     printf("%-26s %.3f ms and %.3f ns a position (%.2f GB/s of latent KV)\n", "time", l.intercept_s * 1e3, l.slope_s * 1e9,
            l.slope_s > 0 ? (double)each / l.slope_s / 1e9 : 0);
     printf("%-26s %.4f\n", "R^2 of the line", l.r2);
+    if (l.r2 < R2_LEAST)
+        printf("%-26s too few tokens (--tokens), or other work beside it: measure again\n", "below 0.98, not straight");
     if (!b->tsv)
         return;
     printf("\npositions\tstate_bytes\tmedian_s");
@@ -257,9 +257,9 @@ int k3_bench_context(int argc, char **argv)
     const struct k3_opt table[] = {
         K3_BENCH_OPT_ROWS(&b.setup),
         { "ctx", K3_OPT_U32, &b.ctx, "N", "the longest context (default 32768)", 1024, 1 << 20 },
-        { "rows", K3_OPT_U32, &b.rows, "N", "rows of a pass that fills it (default 512)", 1, 4096 },
+        { "rows", K3_OPT_U32, &b.rows, "N", "rows of a pass that fills it (default 512)", 1, K3_BATCH_ROWS_MAX },
         { "tokens", K3_OPT_U32, &b.tokens, "N", "tokens at each length (default 63; fewer are for trying)", 1, TOKENS_MOST },
-        { "threads", K3_OPT_U32, &b.threads, "N", "threads of a pass (default: those of k3-computed)", 1, 1024 },
+        K3_BENCH_THREAD_ROWS(&b.threads, &b.force_threads),
         { "kernels", K3_OPT_STRING, &b.kernels, "NAME", "auto (the best of this CPU), c, avx2 or avx512", 0, 0 },
         { "tsv", K3_OPT_FLAG, &b.tsv, NULL, "print every token, separated by tabs", 0, 0 },
         { NULL, K3_OPT_FLAG, NULL, NULL, NULL, 0, 0 },
@@ -270,9 +270,9 @@ int k3_bench_context(int argc, char **argv)
         return status;
     if (!k3_bench_need_model("context", b.setup.model_dir))
         return K3_EXIT_REFUSED;
-    rc = k3_bench_kernel_set(&b.k, b.kernels, &err);
+    rc = k3_kernels_find(&b.k, b.kernels, &err);
     if (rc == 0)
-        rc = k3_threads_check(&b.threads, false, &err);
+        rc = k3_threads_check(&b.threads, b.force_threads, &err);
     if (rc == 0)
         rc = measure_all(&b, &err);
     for (uint32_t i = 0; i < LENGTHS; i++)
@@ -283,7 +283,5 @@ int k3_bench_context(int argc, char **argv)
     k3_shm_source_close(b.source);
     k3_team_free(b.team);
     k3_bench_close(&b.setup);
-    if (rc < 0)
-        fprintf(stderr, "k3-bench: %s\n", err.text);
-    return k3_exit_status(rc, &err);
+    return k3_bench_end(rc, &err);
 }

@@ -13,6 +13,7 @@
 
 #include "ipc/daemon.h"
 #include "ipc/msg.h"
+#include "k3-computed/cpus.h"
 #include "tools/bench_decode.h"
 
 #define PROMPT 4u
@@ -130,7 +131,10 @@ static int wait_tokens(struct k3_decode *b, uint32_t window, uint32_t sequence, 
         cJSON_Delete(reply);
         if (rc < 0 || there)
             return rc;
-        k3_bench_progress("window %u: waiting for %s", window, tokens ? "the prefill" : "the last token");
+        if (window == 0)
+            k3_bench_progress("warming up: the first passes load what is pinned");
+        else
+            k3_bench_progress("window %u: waiting for %s", window, tokens ? "the prefill" : "the last token");
     }
 }
 
@@ -257,12 +261,38 @@ static uint32_t most_sequences(const struct k3_decode *b)
     return b->against > b->sequences ? b->against : b->sequences;
 }
 
+static int refuse_unread(const struct k3_decode *b, struct k3_err *err)
+{
+    const struct k3_bench_setup *s = &b->setup;
+    char pinned[K3_SIZE_TEXT], all[K3_SIZE_TEXT];
+
+    return k3_refuse(err, -EINVAL, "with --trunk-gb %g and --cache-gb %g a pass reads nothing to compare it with: %s of the trunk's %s "
+                     "are pinned, the cache has %" PRIu64 " slots for %" PRIu64 " experts; give less --trunk-gb, or a larger model",
+                     (double)s->trunk_bytes / 1e9, (double)s->cache_bytes / 1e9,
+                     k3_size_text(pinned, k3_stats_value(&s->trunk, "pinned_bytes")), k3_size_text(all, s->model->trunk_bytes),
+                     k3_stats_value(&s->expert, "slots"), k3_bench_n_experts(s->model));
+}
+
+/* What the budgets tell before anything is measured. */
+static int check_reads(const struct k3_decode *b, struct k3_err *err)
+{
+    const struct k3_bench_setup *s = &b->setup;
+
+    if (!b->must_read || k3_stats_value(&s->trunk, "pinned_bytes") < s->model->trunk_bytes ||
+        k3_stats_value(&s->expert, "slots") < k3_bench_n_experts(s->model))
+        return 0;
+    return refuse_unread(b, err);
+}
+
 static int windows(struct k3_decode *b, struct k3_decode_window *w, struct k3_err *err)
 {
     uint32_t n = b->against ? 2 * b->pairs : b->pairs;
     struct k3_decode_window warm = { .raw = 1 };
     int rc;
 
+    rc = check_reads(b, err);
+    if (rc < 0)
+        return rc;
     k3_bench_progress("warming up: the first passes load what is pinned");
     rc = decode(b, 0, most_sequences(b), &warm, err);
     for (uint32_t i = 0; i < n && rc == 0; i++) {
@@ -273,6 +303,8 @@ static int windows(struct k3_decode *b, struct k3_decode_window *w, struct k3_er
             rc = k3_bench_raw_run(b->setup.raw, b->seconds, &w[i].raw, err);
         if (rc == 0)
             rc = decode(b, i + 1, b->against && i % 2 ? b->against : b->sequences, &w[i], err);
+        if (rc == 0 && b->must_read && w[i].bytes <= 0)
+            rc = refuse_unread(b, err);
     }
     return rc;
 }
@@ -298,6 +330,8 @@ static int start_computed(struct k3_decode *b, struct k3_err *err)
     argv[n++] = "--batch-rows", argv[n++] = rows;
     if (b->threads)
         argv[n++] = "--threads", argv[n++] = threads;
+    if (b->force_threads)
+        argv[n++] = "--force-threads";
     if (b->prefetch)
         argv[n++] = "--prefetch", argv[n++] = prefetch;
     n = k3_bench_devices(argv, n, &s->trunk_devices);
@@ -366,12 +400,13 @@ int k3_bench_decode(int argc, char **argv)
         fprintf(stderr, "k3-bench: --pins %s: must be spread or prefix\n", b.setup.pins);
         return K3_EXIT_REFUSED;
     }
-    rc = k3_decode_measure(&b, w, &err);
-    if (rc < 0)
-        fprintf(stderr, "k3-bench: %s\n", err.text);
-    else if (b.against)
+    b.must_read = !b.against;
+    rc = k3_threads_check(&b.threads, b.force_threads, &err);
+    if (rc == 0)
+        rc = k3_decode_measure(&b, w, &err);
+    if (rc == 0 && b.against)
         report_against(&b, w);
-    else
+    else if (rc == 0)
         report(&b, w);
-    return k3_exit_status(rc, &err);
+    return k3_bench_end(rc, &err);
 }

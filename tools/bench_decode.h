@@ -9,7 +9,8 @@ struct k3_decode {
     uint32_t pairs, sequences, tokens, threads, prefetch;
     uint32_t against; /* 0, or the sequences of every second window: then nothing is compared with the drive */
     double seconds;
-    bool tsv;
+    bool force_threads, tsv;
+    bool must_read; /* a pass is compared with its reading: refused where it would read nothing */
 
     struct k3_client *client;
     struct k3_stats computed;
@@ -38,7 +39,7 @@ int k3_decode_measure(struct k3_decode *d, struct k3_decode_window *w, struct k3
     { "policy", K3_OPT_STRING, &(d)->setup.policy, "NAME", "whom the expert cache evicts", 0, 0 },                          \
     { "sequences", K3_OPT_U32, &(d)->sequences, "N", "sequences in each pass (default 1)", 1, 256 },                        \
     { "tokens", K3_OPT_U32, &(d)->tokens, "N", "tokens of each sequence in a window (default 4)", 2, 10000 },               \
-    { "threads", K3_OPT_U32, &(d)->threads, "N", "threads of a pass (default: the CPUs allowed)", 1, 1024 },              \
+    K3_BENCH_THREAD_ROWS(&(d)->threads, &(d)->force_threads),                                                              \
     { "prefetch", K3_OPT_U32, &(d)->prefetch, "N", "guesses of each row that are read a layer early (default: none)", 1, 65535 }
 
 #endif

@@ -227,7 +227,10 @@ static int measure(struct io_bench *b, struct k3_err *err)
                      full = k3_stats_value(&b->setup.trunk, "room_at_depth_ns");
             double rate = 0;
 
-            k3_bench_progress("round %d of %u: %s", i + 1, b->pairs, names[mode]);
+            if (i < 0)
+                k3_bench_progress("warming up: %s", names[mode]);
+            else
+                k3_bench_progress("round %d of %u: %s", i + 1, b->pairs, names[mode]);
             rc = window(b, mode, &rate, err);
             if (rc < 0 || i < 0)
                 continue;
@@ -318,7 +321,5 @@ int k3_bench_io(int argc, char **argv)
     if (!k3_bench_need_model("io", b.setup.model_dir))
         return K3_EXIT_REFUSED;
     rc = run(&b, &err);
-    if (rc < 0)
-        fprintf(stderr, "k3-bench: %s\n", err.text);
-    return k3_exit_status(rc, &err);
+    return k3_bench_end(rc, &err);
 }

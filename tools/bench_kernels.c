@@ -250,10 +250,11 @@ int k3_bench_kernels(int argc, char **argv)
     struct k3_err err = K3_ERR_INIT;
     const char *kernels = "auto", *only = "all";
     uint32_t threads = 0, weights_mb = 512, rows = 0, what;
+    bool force = false;
     int status, rc;
     struct k3_opt table[] = {
         { "kernels", K3_OPT_STRING, &kernels, "NAME", "auto (the best of this CPU), c, avx2 or avx512; the limits stay those of the best", 0, 0 },
-        { "threads", K3_OPT_U32, &threads, "N", "threads (default: those of k3-computed)", 1, 1024 },
+        K3_BENCH_THREAD_ROWS(&threads, &force),
         { "pairs", K3_OPT_U32, &b.pairs, "N", "alternating pairs of each line (default 9; fewer are for trying)", 1,
           K3_BENCH_PAIRS * 4 },
         { "only", K3_OPT_STRING, &only, "PART", "bf16, mxfp4, ops (what is no matrix) or all (default)", 0, 0 },
@@ -270,22 +271,20 @@ int k3_bench_kernels(int argc, char **argv)
            : strcmp(only, "ops") == 0   ? ONLY_OPS
            : strcmp(only, "all") == 0   ? ONLY_BF16 | ONLY_MXFP4 | ONLY_OPS
                                         : 0;
-    rc = k3_bench_kernel_set(&b.k, kernels, &err);
+    rc = k3_kernels_find(&b.k, kernels, &err);
     if (rc == 0 && !what)
         rc = k3_refuse(&err, -EINVAL, "--only %s: must be bf16, mxfp4, ops or all", only);
     if (rc == 0 && !rows_known(rows))
         rc = k3_refuse(&err, -EINVAL, "--rows %u: must be 1, 2, 3, 4, 8, 16, 64 or 512", rows);
     if (rc == 0)
-        rc = k3_threads_check(&threads, false, &err);
+        rc = k3_threads_check(&threads, force, &err);
     b.w_bytes = (size_t)weights_mb << 20;
     k3_bench_catch();
     if (rc == 0)
         rc = run(&b, threads, what, rows, &err);
-    if (rc < 0)
-        fprintf(stderr, "k3-bench: %s\n", err.text);
     k3_bench_limits_close(b.limits);
     k3_team_free(b.team);
     if (b.w)
         munmap(b.w, b.w_bytes);
-    return k3_exit_status(rc, &err);
+    return k3_bench_end(rc, &err);
 }

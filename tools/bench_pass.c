@@ -13,6 +13,8 @@
 
 #include "ipc/daemon.h"
 #include "ipc/memory.h"
+#include "k3-computed/engine.h"
+#include "k3-computed/kernels.h"
 #include "k3-computed/pass.h"
 #include "k3-computed/sampling.h"
 #include "k3-computed/shm_source.h"
@@ -37,7 +39,7 @@ struct bench_pass {
     struct k3_bench_setup setup;
     uint32_t rows, sequences, prompt, pairs, threads;
     const char *kernels;
-    bool decode, tsv;
+    bool decode, force_threads, tsv;
 
     const struct k3_kernels *k;
     struct k3_team *team;
@@ -50,6 +52,7 @@ struct bench_pass {
     struct k3_row *row;
     float *logits;
     uint32_t n_logits;
+    char doing[64]; /* what the pass is for */
     uint64_t bytes_read; /* by the daemons during the measured passes */
 };
 
@@ -129,12 +132,6 @@ static int open_limits(struct bench_pass *b, struct k3_err *err)
 
 /* ---- passes ---- */
 
-static int on_layer(void *arg, uint32_t layer, uint32_t n_layers)
-{
-    (void)arg, (void)layer, (void)n_layers;
-    return k3_bench_stop ? -ECANCELED : 0;
-}
-
 static uint32_t token(const struct bench_pass *b, uint32_t sequence, uint32_t position)
 {
     uint64_t x = ((uint64_t)sequence << 32 | position) * 6364136223846793005u + 1442695040888963407u;
@@ -145,7 +142,7 @@ static uint32_t token(const struct bench_pass *b, uint32_t sequence, uint32_t po
 
 static int run(struct bench_pass *b, uint32_t n_rows, struct k3_err *err)
 {
-    struct k3_pass_hooks hooks = { .progress = on_layer };
+    struct k3_pass_hooks hooks = { .progress = k3_bench_on_layer, .arg = b->doing };
 
     return k3_pass_run(b->pass, k3_shm_source_get(b->source), b->row, n_rows, b->logits, &hooks, err);
 }
@@ -159,7 +156,7 @@ static int feed(struct bench_pass *b, struct k3_err *err)
         for (uint32_t at = 0; at < b->prompt && rc == 0;) {
             uint32_t n = b->prompt - at < ROWS_LEAST ? b->prompt - at : ROWS_LEAST;
 
-            k3_bench_progress("sequence %u of %u: position %u of %u", s + 1, b->sequences, at, b->prompt);
+            snprintf(b->doing, sizeof(b->doing), "sequence %u of %u: position %u of %u", s + 1, b->sequences, at, b->prompt);
             for (uint32_t i = 0; i < n; i++)
                 b->row[i] = (struct k3_row){ b->state[s], token(b, s, at + i), at + i, false };
             rc = run(b, n, err);
@@ -202,7 +199,7 @@ static int warm_up(struct bench_pass *b, struct k3_err *err)
     int left = WARM_MOST, rc;
 
     do {
-        k3_bench_progress("the first passes read the weights into memory");
+        snprintf(b->doing, sizeof(b->doing), "the first passes read the weights into memory");
         before = after;
         restore(b);
         rc = run(b, b->rows, err);
@@ -247,7 +244,7 @@ static int measure(struct bench_pass *b, struct pair *pair, struct k3_err *err)
         double memory_s, fma_s;
         uint64_t before;
 
-        k3_bench_progress("pair %u of %u", i + 1, b->pairs);
+        snprintf(b->doing, sizeof(b->doing), "pair %u of %u", i + 1, b->pairs);
         restore(b); /* first, so that what follows takes it out of the caches again */
         read = k3_bench_limits_read(b->limits, READ_BYTES);
         before = bytes_read(b);
@@ -432,8 +429,8 @@ static int check(struct bench_pass *b, bool prompt_given, struct k3_err *err)
         return k3_refuse(err, -EINVAL, "--rows %u: must be a multiple of --sequences %u", b->rows, b->sequences);
     if (!prompt_given)
         b->prompt = b->rows == b->sequences ? PROMPT_DECODE : 0;
-    rc = k3_bench_kernel_set(&b->k, b->kernels, err);
-    return rc < 0 ? rc : k3_threads_check(&b->threads, false, err);
+    rc = k3_kernels_find(&b->k, b->kernels, err);
+    return rc < 0 ? rc : k3_threads_check(&b->threads, b->force_threads, err);
 }
 
 int k3_bench_pass(int argc, char **argv)
@@ -445,12 +442,12 @@ int k3_bench_pass(int argc, char **argv)
     int status, rc;
     const struct k3_opt table[] = {
         K3_BENCH_OPT_ROWS(&b.setup),
-        { "rows", K3_OPT_U32, &b.rows, "N", "rows of a pass (default: one of each sequence)", 1, 1 << 16 },
+        { "rows", K3_OPT_U32, &b.rows, "N", "rows of a pass (default: one of each sequence)", 1, K3_BATCH_ROWS_MAX },
         { "decode", K3_OPT_FLAG, &b.decode, NULL, "one row of each sequence: the default when --rows is not given", 0, 0 },
         { "sequences", K3_OPT_U32, &b.sequences, "N", "sequences that share the rows (default 1)", 1, 256 },
         { "prompt", K3_OPT_U32, &b.prompt, "N", "positions of each sequence before the pass (default: 16 for one row, else 0)",
           0, 1 << 20 },
-        { "threads", K3_OPT_U32, &b.threads, "N", "threads of a pass (default: those of k3-computed)", 1, 1024 },
+        K3_BENCH_THREAD_ROWS(&b.threads, &b.force_threads),
         { "kernels", K3_OPT_STRING, &b.kernels, "NAME", "auto (the best of this CPU), c, avx2 or avx512", 0, 0 },
         { "pairs", K3_OPT_U32, &b.pairs, "N", "alternating pairs (default 9; fewer are for trying)", 1, K3_BENCH_PAIRS * 4 },
         { "tsv", K3_OPT_FLAG, &b.tsv, NULL, "print every pair and stage, separated by tabs", 0, 0 },
@@ -466,7 +463,5 @@ int k3_bench_pass(int argc, char **argv)
     if (rc == 0)
         rc = measure_all(&b, pair, &err);
     close_all(&b);
-    if (rc < 0)
-        fprintf(stderr, "k3-bench: %s\n", err.text);
-    return k3_exit_status(rc, &err);
+    return k3_bench_end(rc, &err);
 }

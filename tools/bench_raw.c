@@ -31,7 +31,7 @@ static int open_spans(struct k3_bench_raw *r, struct k3_err *err)
 {
     const struct k3_model *m = r->m;
     uint64_t a = k3_model_dio_align(m);
-    char block[K3_SIZE_TEXT];
+    char block[K3_SIZE_TEXT], all[K3_SIZE_TEXT];
 
     r->span = calloc(m->n_files ? m->n_files : 1, sizeof(*r->span));
     if (!r->span)
@@ -59,9 +59,10 @@ static int open_spans(struct k3_bench_raw *r, struct k3_err *err)
         r->span[r->n_spans++] = s;
     }
     if (r->n_spans == 0)
-        return k3_refuse(err, -ENODATA, "no file has %s of the trunk, one read of --io-block: too small to measure; give a smaller "
-                         "--io-block, or make a larger model: k3-mkmodel --released --layers 8 --experts 64 --out DIR",
-                         k3_size_text(block, r->o.block_bytes));
+        return k3_refuse(err, -ENODATA, "no file has %s of the trunk, one read of --io-block (of %s in all): too small to measure a "
+                         "drive with; %smake a larger model: k3-mkmodel --released --layers 8 --experts 64 --out DIR",
+                         k3_size_text(block, r->o.block_bytes), k3_size_text(all, m->trunk_bytes),
+                         m->trunk_bytes < K3_CALIBRATE_MIN_BYTES ? "" : "give a smaller one, or ");
     r->at_bytes = r->span[0].first;
     return 0;
 }

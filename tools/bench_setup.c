@@ -3,19 +3,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "k3-computed/kernels.h"
+#include "io/device.h"
+#include "ipc/memory.h"
 #include "k3-computed/shm_source.h"
 #include "k3-computed/team.h"
 #include "tools/bench.h"
 
 #define READY_S 300.0
 #define ATTACH_NS 30000000000ull
-
-int k3_bench_kernel_set(const struct k3_kernels **out, const char *name, struct k3_err *err)
-{
-    *out = k3_kernels_get(name);
-    return *out ? 0 : k3_refuse(err, -EINVAL, "--kernels %s: must be auto, c, avx2 or avx512, and this CPU must have it", name);
-}
+#define CONTROL_BYTES (2u << 20) /* of the control segments, as in the plan */
 
 bool k3_bench_need_model(const char *part, const char *dir)
 {
@@ -42,7 +38,10 @@ static int choose_rate(struct k3_bench_setup *s, struct k3_err *err)
 
     s->rate = (struct k3_io_rate){ .depth = K3_IO_DEPTH_DEFAULT, .block_bytes = K3_IO_BLOCK_DEFAULT };
     if (!s->io_depth || !block_bytes) {
-        k3_bench_progress("measuring how many reads keep the drive busy");
+        struct k3_device drive;
+
+        if (k3_device_of(dir, NULL, &drive, &why) < 0 || k3_io_rate_remembered(&drive, &s->rate) < 0)
+            k3_bench_progress("measuring how many reads keep the drive busy");
         (void)k3_io_rate_of_dir(dir, &s->rate, &why); /* the defaults stay where it cannot be measured */
     }
     if (s->io_depth)
@@ -80,13 +79,38 @@ int k3_bench_open(struct k3_bench_setup *s, struct k3_err *err)
     return rc;
 }
 
+static uint64_t all_pinned_bytes(const struct k3_model *m)
+{
+    return m->trunk_bytes + 2 * (uint64_t)k3_model_dio_align(m) * m->n_pieces + 2 * K3_HUGE_BYTES;
+}
+
+uint64_t k3_bench_n_experts(const struct k3_model *m)
+{
+    return m->cfg.n_layers > m->cfg.first_dense ? (uint64_t)(m->cfg.n_layers - m->cfg.first_dense) * m->cfg.n_experts : 0;
+}
+
+/* As k3-plan chooses it, by the most that the segments can take. */
+static const char *memory_from(const struct k3_bench_setup *s)
+{
+    const struct k3_model *m = s->model;
+    uint64_t trunk = all_pinned_bytes(m) + ((uint64_t)(s->ring_mb ? s->ring_mb : 256) << 20);
+    uint64_t experts = (k3_bench_n_experts(m) + 1) * m->expert_slot_bytes, free_bytes, size_bytes;
+
+    trunk = trunk < s->trunk_bytes ? trunk : s->trunk_bytes;
+    experts = experts < s->cache_bytes ? experts : s->cache_bytes;
+    k3_memory_shm("/dev/shm", &free_bytes, &size_bytes);
+    return trunk + experts + m->resident_bytes + CONTROL_BYTES > free_bytes ? "memfd" : "shm";
+}
+
 int k3_bench_start_weights(struct k3_bench_setup *s, struct k3_err *err)
 {
     char trunk_gb[32], cache_gb[32], ring[16], depth[16], block[16], layers[16];
-    const char *common[] = { "--model", s->model_dir, "--layers", layers, "--io-depth", depth, "--io-block", block };
+    const char *from = memory_from(s);
+    const char *common[] = { "--model", s->model_dir, "--layers", layers, "--io-depth", depth, "--io-block", block,
+                             "--memory-from", from };
     const char *argv[2 * sizeof(s->trunk_devices.item) / sizeof(char *) + 24];
     size_t n_common = sizeof(common) / sizeof(*common), n = n_common;
-    int rc;
+    int rc = 0;
 
     snprintf(trunk_gb, sizeof(trunk_gb), "%.9f", (double)s->trunk_bytes / 1e9);
     snprintf(cache_gb, sizeof(cache_gb), "%.9f", (double)s->cache_bytes / 1e9);
@@ -102,7 +126,13 @@ int k3_bench_start_weights(struct k3_bench_setup *s, struct k3_err *err)
         argv[n++] = "--pins", argv[n++] = s->pins;
     n = k3_bench_devices(argv, n, &s->trunk_devices);
     argv[n] = NULL;
-    rc = k3_bench_family_start(&s->family, "k3-trunkd", argv, err);
+    if (strcmp(from, "memfd") == 0) {
+        rc = k3_bench_family_start(&s->family, "k3-keeper", &argv[n], err);
+        if (rc == 0)
+            rc = k3_bench_family_wait(&s->family, "k3-keeper", READY_S, err);
+    }
+    if (rc == 0)
+        rc = k3_bench_family_start(&s->family, "k3-trunkd", argv, err);
     n = n_common;
     argv[n++] = "--cache-gb", argv[n++] = cache_gb;
     if (s->policy)
@@ -129,11 +159,11 @@ int k3_bench_wait(struct k3_bench_setup *s, struct k3_err *err)
 void k3_bench_resident(struct k3_bench_setup *s, uint64_t n_choices)
 {
     const struct k3_model *m = s->model;
-    uint64_t align = k3_model_dio_align(m), n_layers = m->cfg.n_layers - m->cfg.first_dense, n = n_choices;
+    uint64_t n_layers = m->cfg.n_layers - m->cfg.first_dense, n = n_choices;
 
     if (n > m->cfg.n_experts)
         n = m->cfg.n_experts;
-    s->trunk_bytes = m->trunk_bytes + 2 * align * m->n_pieces + 2 * K3_HUGE_BYTES;
+    s->trunk_bytes = all_pinned_bytes(m);
     s->cache_bytes = n_layers ? (n * n_layers + 1) * m->expert_slot_bytes : m->expert_slot_bytes + (1 << 20);
 }
 

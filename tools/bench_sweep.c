@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "ipc/daemon.h"
+#include "k3-computed/cpus.h"
 #include "tools/bench_decode.h"
 
 #define MAX_CELLS 64
@@ -25,8 +26,10 @@ struct sweep {
     double total_gb;
     const char *ladder;
     uint32_t repeats;
+    struct k3_model *model; /* for the plan's share */
     struct cell cell[MAX_CELLS];
-    uint32_t n_cells;
+    uint32_t n_cells, n_lines;
+    const char *last_refused; /* of the cell that was refused last; NULL: none */
 };
 
 static const double shares[] = { 0.10, 0.25, 0.60, 0.86 };
@@ -57,6 +60,39 @@ static bool add_ladder(struct sweep *s, const char *text)
     return true;
 }
 
+static const char *share_text(const struct cell *c, char out[16])
+{
+    if (isnan(c->share))
+        return "plan";
+    snprintf(out, 16, "%.2f", c->share);
+    return out;
+}
+
+/* But for their numbers, which are those of the cell. */
+static bool same_words(const char *a, const char *b)
+{
+    static const char *const number = "0123456789.";
+
+    for (;; a++, b++) {
+        a += strspn(a, number);
+        b += strspn(b, number);
+        if (*a != *b || !*a)
+            return *a == *b;
+    }
+}
+
+/* The others go on.  A reason that several have is said once. */
+static void refuse_cell(struct sweep *s, struct cell *c, const char *why)
+{
+    char share[16];
+
+    snprintf(c->refused, sizeof(c->refused), "%.190s", why);
+    k3_bench_progress(NULL);
+    fprintf(stderr, "k3-bench: refused: %g GB, trunk's share %s: %s\n", c->total_gb, share_text(c, share),
+            s->last_refused && same_words(s->last_refused, c->refused) ? "the same" : why);
+    s->last_refused = c->refused;
+}
+
 static int run_cell(struct sweep *s, struct cell *c, uint32_t repeat, struct k3_err *err)
 {
     struct k3_decode d = s->base;
@@ -65,19 +101,14 @@ static int run_cell(struct sweep *s, struct cell *c, uint32_t repeat, struct k3_
     int rc;
 
     if (isnan(share)) { /* trunk first: the experts keep what one layer of all rows may need at once, at least */
-        struct k3_model *m = NULL;
-        double slots;
+        const struct k3_model *m = s->model;
+        double slots = (double)m->cfg.top_k * (double)m->expert_slot_bytes * 1.001;
 
-        rc = k3_bench_model(&d.setup, &m, err);
-        if (rc < 0)
-            return rc;
-        slots = (double)m->cfg.top_k * (double)m->expert_slot_bytes * 1.001;
         share = 1 - slots / (c->total_gb * 1e9);
         if (share * c->total_gb * 1e9 > (double)m->trunk_bytes * 1.001 + 3e8)
             share = ((double)m->trunk_bytes * 1.001 + 3e8) / (c->total_gb * 1e9);
-        k3_model_close(m);
         if (share <= 0) {
-            snprintf(c->refused, sizeof(c->refused), "not even one layer's experts fit");
+            refuse_cell(s, c, "not even one layer's experts fit");
             return 0;
         }
     }
@@ -86,7 +117,7 @@ static int run_cell(struct sweep *s, struct cell *c, uint32_t repeat, struct k3_
     d.setup.cache_bytes = (uint64_t)(c->total_gb * 1e9) - d.setup.trunk_bytes;
     rc = k3_decode_measure(&d, &w, err);
     if (rc < 0 && err->exit_status == K3_EXIT_REFUSED && !k3_bench_stop) { /* a budget that is too small for its part */
-        snprintf(c->refused, sizeof(c->refused), "%.190s", err->text);
+        refuse_cell(s, c, err->text);
         *err = (struct k3_err)K3_ERR_INIT;
         return 0;
     }
@@ -94,6 +125,8 @@ static int run_cell(struct sweep *s, struct cell *c, uint32_t repeat, struct k3_
         return rc;
     rate = d.sequences / w.wall_s;
     c->tokens_per_s[c->n++] = rate;
+    if (s->n_lines++ == 0)
+        printf("total_gb\ttrunk_share\trepeat\ttokens_per_s\tpass_s\tlimit_s\tarithmetic_s\tbytes_per_pass\traw_bytes_per_s\n");
     printf("%g\t%.3f\t%u\t%.4f\t%.4f\t%.4f\t%.4f\t%.0f\t%.0f\n", c->total_gb, share, repeat + 1, rate, w.wall_s,
            w.limit_s, w.arithmetic_s, w.bytes, w.raw);
     fflush(stdout);
@@ -108,19 +141,17 @@ static void summary(const struct sweep *s)
     for (uint32_t i = 0; i < s->n_cells; i++) {
         const struct cell *c = &s->cell[i];
         double least = INFINITY, greatest = 0;
-        char share[16] = "plan";
+        char share[16];
 
-        if (!isnan(c->share))
-            snprintf(share, sizeof(share), "%.2f", c->share);
         if (c->n == 0) {
-            printf("# %g\t%s\t-\t%s\n", c->total_gb, share, c->refused);
+            printf("# %g\t%s\t-\t%s\n", c->total_gb, share_text(c, share), c->refused);
             continue;
         }
         for (uint32_t k = 0; k < c->n; k++) {
             least = fmin(least, c->tokens_per_s[k]);
             greatest = fmax(greatest, c->tokens_per_s[k]);
         }
-        printf("# %g\t%s\t%s\t%.1f %%\n", c->total_gb, share, k3_bench_spread(c->tokens_per_s, c->n, spread),
+        printf("# %g\t%s\t%s\t%.1f %%\n", c->total_gb, share_text(c, share), k3_bench_spread(c->tokens_per_s, c->n, spread),
                100 * (greatest - least) / k3_bench_median(c->tokens_per_s, c->n));
     }
 }
@@ -129,7 +160,7 @@ int k3_bench_sweep(int argc, char **argv)
 {
     struct sweep s = { .base = K3_DECODE_DEFAULT, .total_gb = 4, .ladder = "2,4,8", .repeats = 3 };
     struct k3_err err = K3_ERR_INIT;
-    int status, rc = 0;
+    int status, rc;
     const struct k3_opt table[] = {
         K3_DECODE_OPT_ROWS(&s.base),
         { "total-gb", K3_OPT_DOUBLE, &s.total_gb, "X", "memory that is split 0.10, 0.25, 0.60, 0.86 (default 4)", 0.001, 100000 },
@@ -150,14 +181,17 @@ int k3_bench_sweep(int argc, char **argv)
         fprintf(stderr, "k3-bench: --ladder %s: must be numbers of 10^9 bytes with commas between, as 2,4,8\n", s.ladder);
         return K3_EXIT_REFUSED;
     }
-    printf("total_gb\ttrunk_share\trepeat\ttokens_per_s\tpass_s\tlimit_s\tarithmetic_s\tbytes_per_pass\traw_bytes_per_s\n");
+    rc = k3_threads_check(&s.base.threads, s.base.force_threads, &err);
+    if (rc == 0)
+        rc = k3_bench_model(&s.base.setup, &s.model, &err);
     for (uint32_t r = 0; r < s.repeats && rc == 0; r++)
         for (uint32_t i = 0; i < s.n_cells && rc == 0; i++)
             if (!s.cell[i].refused[0])
                 rc = run_cell(&s, &s.cell[i], r, &err);
+    if (rc == 0 && s.n_lines == 0)
+        rc = k3_refuse(&err, -EINVAL, "every cell was refused");
     if (rc == 0)
         summary(&s);
-    else
-        fprintf(stderr, "k3-bench: %s\n", err.text);
-    return k3_exit_status(rc, &err);
+    k3_model_close(s.model);
+    return k3_bench_end(rc, &err);
 }

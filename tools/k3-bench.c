@@ -1,4 +1,5 @@
 /* k3-bench: measures what k3 does as a share of this machine's limits. */
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -30,8 +31,7 @@ _Atomic bool k3_bench_abort;
 
 static void on_signal(int sig)
 {
-    (void)sig;
-    k3_bench_stop = 1;
+    k3_bench_stop = sig;
     atomic_store(&k3_bench_abort, true);
 }
 
@@ -110,6 +110,24 @@ void k3_bench_progress(const char *fmt, ...)
     if (!terminal)
         fputc('\n', stderr);
     fflush(stderr);
+}
+
+int k3_bench_on_layer(void *doing, uint32_t layer, uint32_t n_layers)
+{
+    k3_bench_progress("%s, layer %u of %u", (const char *)doing, layer + 1, n_layers);
+    return k3_bench_stop ? -ECANCELED : 0;
+}
+
+int k3_bench_end(int rc, const struct k3_err *err)
+{
+    k3_bench_progress(NULL);
+    if (rc < 0 && k3_bench_stop) { /* what stopped then is of no interest */
+        fprintf(stderr, "k3-bench: stopped by %s\n", k3_bench_stop == SIGINT ? "SIGINT" : "SIGTERM");
+        return K3_EXIT_FAILED;
+    }
+    if (rc < 0)
+        fprintf(stderr, "k3-bench: %s\n", err->text);
+    return k3_exit_status(rc, err);
 }
 
 static void usage(FILE *to)

@@ -41,6 +41,8 @@ refused() { # refused WORD OPTION...: exit 2 and one line with WORD, before anyt
     refused --rows pass --model "$MODEL" --rows 4 --decode
     refused "multiple of --sequences 3" pass --model "$MODEL" --rows 4 --sequences 3
     refused --force-threads pass --model "$MODEL" --threads 1024
+    refused --force-threads kernels --threads 1024
+    refused "from 1 to 4096" pass --model "$MODEL" --rows 4097
     refused "are needed" pass --model "$MODEL" --io-depth 2 --io-block 1M --decode --sequences 256 --prompt 1048576
     refused "No such file" pass --model "$BATS_TEST_TMPDIR/none"
     left_nothing
@@ -54,15 +56,25 @@ refused() { # refused WORD OPTION...: exit 2 and one line with WORD, before anyt
     for cols in 3072 3584; do
         grep -qE "^mxfp4 +1 +$cols( +[0-9]+\.[0-9]){4} +(memory|FMA) +[0-9.]+ \([0-9.]+ to [0-9.]+\)$" "$BATS_TEST_TMPDIR/out"
     done
-    for op in 'KDA step' convolution attention 'RMS norm' 'attention residual' router SiTU 'drawing of 163840, greedy' \
-        'drawing of 163840, top-p'; do
+    for op in 'KDA step' convolution attention 'RMS norm' 'attention residual' router SiTU; do
         grep -qE "^$op.* ns +[0-9.]+ GB/s +[0-9]+ +[0-9.]+ \(.*\) %$" "$BATS_TEST_TMPDIR/out"
     done
+    [ "$(grep -cE '^drawing of 163840, (greedy|top-p and min-p) .* ns +- +1 +[0-9.]+ \(.*\) %$' "$BATS_TEST_TMPDIR/out")" -eq 2 ]
+    grep -q '^share of a token: .*137 GB of weights; over 100 %' "$BATS_TEST_TMPDIR/out"
     bench kernels --pairs 1 --rows 8 --weights-mb 16 --only mxfp4 --kernels c >"$BATS_TEST_TMPDIR/out"
     cat "$BATS_TEST_TMPDIR/out"
     grep -q '^c kernels' "$BATS_TEST_TMPDIR/out"
     [ "$(grep -cE '^mxfp4 +8 ' "$BATS_TEST_TMPDIR/out")" -eq 2 ]
     ! grep -qE '^(bf16|KDA)' "$BATS_TEST_TMPDIR/out"
+}
+@test "--force-threads: more threads than cores, where the part is told to" {
+    local n=$(($(nproc) + 1))
+    bench kernels --pairs 1 --rows 1 --weights-mb 16 --only mxfp4 --threads $n --force-threads | grep -q "kernels, $n threads"
+    bench pass --model "$MODEL" --pairs 1 --threads $n --force-threads | grep -q "kernels, $n threads"
+    bench decode --model "$MODEL" --trunk-gb 0.03 --ring-mb 4 --cache-gb 0.02 --io-depth 4 --io-block 256K --seconds 0.1 --pairs 1 \
+        --threads $n --force-threads | grep -q '^a pass '
+    refused --force-threads decode --model "$MODEL" --trunk-gb 0.03 --ring-mb 4 --cache-gb 0.02 --io-depth 4 --io-block 256K \
+        --threads 1024
 }
 # The table of stages: each by its name, the shares of all sum to 100 %, the bytes and FLOP to those of the pass.
 stages_add_up() {
@@ -94,6 +106,33 @@ stages_add_up() {
     grep -q '^2 rows of 2 sequences after 16 positions' "$BATS_TEST_TMPDIR/dense"
     left_nothing
 }
+@test "a /dev/shm that is too small: the weights lie in memfds" {
+    need_root
+    cat >"$BATS_TEST_TMPDIR/both" <<'TEXT'
+"$K3_BIN/k3-bench" pass --model "$1" --pairs 1 --io-depth 4 --io-block 256K || exit
+"$K3_BIN/k3-bench" decode --model "$1" --trunk-gb 0.03 --ring-mb 4 --cache-gb 0.02 --io-depth 4 --io-block 256K --seconds 0.1 --pairs 1 || exit
+ls /dev/shm
+TEXT
+    mounted tmpfs size=8m /dev/shm bash "$BATS_TEST_TMPDIR/both" "$MODEL" >"$BATS_TEST_TMPDIR/out" 3>&-
+    cat "$BATS_TEST_TMPDIR/out"
+    grep -qE '^read from the drive +0 bytes$' "$BATS_TEST_TMPDIR/out"
+    grep -qE '^a pass +[0-9.]+ s +[0-9.]+ \([0-9.]+ to [0-9.]+\) of the larger' "$BATS_TEST_TMPDIR/out"
+    ! grep -q '^k3\.' "$BATS_TEST_TMPDIR/out"
+    left_nothing
+}
+@test "a drive is said to be measured only when it is" {
+    local XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache
+    export XDG_CACHE_HOME
+    mkdir "$XDG_CACHE_HOME"
+    "$K3_BIN/k3-mkmodel" --out "$BATS_TEST_TMPDIR/large" --layers 2 --hidden 1024 --vocab 20000 # 64 MiB can be measured
+    for n in 1 2; do
+        bench pass --model "$BATS_TEST_TMPDIR/large" --pairs 1 2>"$BATS_TEST_TMPDIR/err$n" >/dev/null
+        cat "$BATS_TEST_TMPDIR/err$n"
+    done
+    grep -q 'measuring how many reads' "$BATS_TEST_TMPDIR/err1"
+    [ -s "$XDG_CACHE_HOME/k3/devices" ] || skip "this drive cannot be measured"
+    ! grep -q 'measuring how many reads' "$BATS_TEST_TMPDIR/err2"
+}
 @test "pass, io, decode and sweep name the model that they need, and how to make one" {
     for part in pass io decode sweep; do
         run "$K3_BIN/k3-bench" $part
@@ -116,6 +155,7 @@ stages_add_up() {
     echo "$output"
     [ "$status" -eq 2 ]
     [[ $output == *"too small"* ]]
+    [[ $output != *"give a smaller"* ]] # there is no block with which this would be a drive's rate
     left_nothing
 }
 @test "decode: passes are counted and compared with the limit, for spread and prefix pins" {
@@ -127,6 +167,15 @@ stages_add_up() {
         grep -qE '^a pass +[0-9.]+ s +[0-9.]+ \([0-9.]+ to [0-9.]+\) of the larger' "$BATS_TEST_TMPDIR/out"
     done
     left_nothing
+}
+@test "decode refuses to compare with reading where nothing is read, before it measures" {
+    run bench decode --model "$MODEL" --trunk-gb 1 --io-depth 4 --io-block 256K --seconds 600
+    echo "$output"
+    [ "$status" -eq 2 ]
+    [[ ${lines[-1]} == "k3-bench: with --trunk-gb 1 and --cache-gb 1 a pass reads nothing"*"give less --trunk-gb"* ]]
+    left_nothing
+    bench decode --model "$MODEL" --trunk-gb 1 --io-depth 4 --io-block 256K --sequences 2 --against 1 --pairs 1 |
+        grep -qE '^tokens per second of 2 sequences / of 1: '
 }
 @test "decode: three sequences against one, in windows that alternate" {
     bench decode --model "$MODEL" --trunk-gb 0.03 --ring-mb 4 --cache-gb 0.02 --io-depth 4 --io-block 256K --sequences 3 \
@@ -140,13 +189,24 @@ stages_add_up() {
 }
 @test "sweep: a line for each cell and round; a share that is too small says so" {
     bench sweep --model "$MODEL" --total-gb 0.05 --ladder 0.04 --repeats 2 --tokens 100 --ring-mb 8 --io-depth 4 \
-        --io-block 256K --seconds 0.1 >"$BATS_TEST_TMPDIR/out"
-    cat "$BATS_TEST_TMPDIR/out"
+        --io-block 256K --seconds 0.1 >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err"
+    cat "$BATS_TEST_TMPDIR/out" "$BATS_TEST_TMPDIR/err"
     head -1 "$BATS_TEST_TMPDIR/out" | grep -q '^total_gb	trunk_share	repeat	tokens_per_s'
     [ "$(grep -cE '^0\.05	0\.[0-9]+	[12]	' "$BATS_TEST_TMPDIR/out")" -eq 6 ] # 0.25, 0.60, 0.86
     grep -qE '^# 0\.05	0\.10	-	.*--trunk-gb' "$BATS_TEST_TMPDIR/out"
     grep -qE '^# 0\.04	plan	[0-9.]+ ' "$BATS_TEST_TMPDIR/out"
+    [ "$(grep -cE "^k3-bench: refused: 0\.05 GB, trunk's share 0\.10: --trunk-gb" "$BATS_TEST_TMPDIR/err")" -eq 1 ]
     left_nothing
+}
+@test "sweep: where every cell is refused, the reason once and exit 2" {
+    run bench sweep --model "$MODEL" --total-gb 0.005 --ladder 0.004 --ring-mb 8 --io-depth 4 --io-block 256K
+    echo "$output"
+    [ "$status" -eq 2 ]
+    [ "$(grep -c -- '--trunk-gb' <<<"$output")" -eq 1 ]
+    [ "$(grep -c ': the same$' <<<"$output")" -eq 4 ]
+    [ "${lines[-1]}" = "k3-bench: every cell was refused" ]
+    ! grep -q '^#\|^total_gb' <<<"$output"
+    refused "No such file" sweep --model "$BATS_TEST_TMPDIR/none"
 }
 @test "an interrupt ends the benchmark and what it started" {
     "$K3_BIN/k3-bench" decode --model "$MODEL" --trunk-gb 0.03 --ring-mb 4 --cache-gb 0.02 --io-depth 4 --io-block 256K \
@@ -160,6 +220,6 @@ stages_add_up() {
     status=0
     wait $pid || status=$?
     [ "$status" -eq 1 ]
-    grep -q stopped "$BATS_TEST_TMPDIR/err"
+    [ "$(tail -1 "$BATS_TEST_TMPDIR/err")" = "k3-bench: stopped by SIGINT" ]
     left_nothing
 }

@@ -29,6 +29,13 @@ ctl() { "$K3_BIN/k3ctl" --instance "$INSTANCE" "$@"; }
 stat_of() { # stat_of DAEMON NAME
     ctl stats "$1" --json | jq -r --arg d "$1" --arg n "$2" '.. | objects | select(has($n)) | .[$n] | if type == "object" then .value else . end' | head -1
 }
+need_root() {
+    [ "$(id -u)" -eq 0 ] || skip "needs root"
+    unshare -m true 2>/dev/null || skip "needs mount namespaces"
+}
+mounted() { # mounted TYPE OPTIONS PLACE COMMAND...: the command with this mount, which nobody else sees
+    unshare -m --propagation private bash -c 'mount -t "$0" -o "$1" none "$2" && shift 2 && exec "$@"' "$@"
+}
 run_dir() { # run_dir INSTANCE
     if [ -n "${XDG_RUNTIME_DIR:-}" ]; then echo "$XDG_RUNTIME_DIR/k3/$1"; else echo "/tmp/k3-$(id -u)/$1"; fi
 }

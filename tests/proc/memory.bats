@@ -31,13 +31,6 @@ same_bits() { # same_bits NAME
 says() { # says NAME MEMBER FIELD
     jq -r ".$3" "$OUT/$1/$2.json"
 }
-need_root() {
-    [ "$(id -u)" -eq 0 ] || skip "needs root"
-    unshare -m true 2>/dev/null || skip "needs mount namespaces"
-}
-mounted() { # mounted TYPE OPTIONS PLACE COMMAND...: the command with this mount, which nobody else sees
-    unshare -m --propagation private bash -c 'mount -t "$0" -o "$1" none "$2" && shift 2 && exec "$@"' "$@"
-}
 sanitized() { [ "$SLOW" -gt 1 ]; } # there mlock does nothing
 direct_here() { # direct_here DIR: true or false
     if python3 -c 'import os, sys; os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)' "$1/config.json" 2>/dev/null; then
