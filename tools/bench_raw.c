@@ -59,8 +59,8 @@ static int open_spans(struct k3_bench_raw *r, struct k3_err *err)
         r->span[r->n_spans++] = s;
     }
     if (r->n_spans == 0)
-        return k3_refuse(err, -ENODATA, "no file has %s of the trunk, one read of --io-block (of %s in all): too small to measure a "
-                         "drive with; %smake a larger model: k3-mkmodel --released --layers 8 --experts 64 --out DIR",
+        return k3_refuse(err, -ENODATA, "one read of --io-block is %s, and no file has that much of the trunk's %s: too small to "
+                         "measure a drive with; %smake a larger model: k3-mkmodel --released --layers 8 --experts 64 --out DIR",
                          k3_size_text(block, r->o.block_bytes), k3_size_text(all, m->trunk_bytes),
                          m->trunk_bytes < K3_CALIBRATE_MIN_BYTES ? "" : "give a smaller one, or ");
     r->at_bytes = r->span[0].first;

@@ -208,6 +208,22 @@ TEXT
     ! grep -q '^#\|^total_gb' <<<"$output"
     refused "No such file" sweep --model "$BATS_TEST_TMPDIR/none"
 }
+@test "pass: a long one says how far it is, without a terminal too; stopped, it says so" {
+    "$K3_BIN/k3-bench" pass --model "$MODEL" --io-depth 4 --io-block 256K --prompt 300000 >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+    pid=$!
+    for _ in $(seq $((300 * SLOW))); do
+        grep -q ', layer ' "$BATS_TEST_TMPDIR/err" && break
+        sleep 0.1
+    done
+    kill -INT $pid
+    status=0
+    wait $pid || status=$?
+    cat "$BATS_TEST_TMPDIR/err"
+    [ "$status" -eq 1 ]
+    grep -qE '^k3-bench: sequence 1 of 1: position [0-9]+ of 300000, layer [1-4] of 4$' "$BATS_TEST_TMPDIR/err"
+    [ "$(tail -1 "$BATS_TEST_TMPDIR/err")" = "k3-bench: stopped by SIGINT" ]
+    left_nothing
+}
 @test "an interrupt ends the benchmark and what it started" {
     "$K3_BIN/k3-bench" decode --model "$MODEL" --trunk-gb 0.03 --ring-mb 4 --cache-gb 0.02 --io-depth 4 --io-block 256K \
         --tokens 50 --seconds 30 --pairs 9 >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
