@@ -80,6 +80,8 @@ float k3_expf(float x);
 float k3_sigmoidf(float x);
 float k3_tanhf(float x);
 
+#define K3_MUL_BATCH_ROWS 5u   /* of x, from which on W no longer streams by */
+#define K3_MUL_CHUNK_ROWS 64u /* of W that are multiplied at a time with that many rows of x; fewer fetch x more often */
 /* How many rows of x of n_cols floats to multiply with a matrix at a time, so that they stay in the last-level cache while
  * the matrix passes by. */
 uint32_t k3_mul_x_rows(size_t n_cols);

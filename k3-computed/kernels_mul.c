@@ -9,13 +9,12 @@
 #include "k3-computed/kernels_impl.h"
 
 #define CHUNK_BYTES ((size_t)512 << 10)
-#define CHUNK_ROWS 64
 #define GROUP_PANELS 8
 #define X_BYTES ((size_t)6 << 20)
 #define X_ROWS 126
 #define BLOCK 896 /* a multiple of 32; not a power of two, since rows of x lie whole pages apart */
 
-/* How many of n the next panel (or group) takes when one holds at most `most`: they differ by one. */
+/* How many of the n that are left the next panel (or group) takes when one holds at most `most`: they differ by one. */
 static size_t share(size_t n, size_t most)
 {
     size_t n_shares = (n + most - 1) / most;
@@ -33,18 +32,19 @@ uint32_t k3_mul_x_rows(size_t n_cols)
     return (uint32_t)(n < K3_MUL_MAX_X ? K3_MUL_MAX_X : least(n, X_ROWS));
 }
 
-/* A chunk of n_out rows against a group of n_rows, in panels of nx. */
+/* A chunk of n_out rows against a group of n_rows, in panels. */
 static void walk_group(const struct k3_mul_strips *s, float *y, size_t ldy, const char *w, size_t n_out, size_t n_cols,
-                       const float *x, size_t ldx, size_t n_rows, size_t nx)
+                       const float *x, size_t ldx, size_t n_rows)
 {
-    _Alignas(64) float rest[GROUP_PANELS * CHUNK_ROWS * K3_MUL_MAX_X * 16];
+    _Alignas(64) float rest[GROUP_PANELS * K3_MUL_CHUNK_ROWS * K3_MUL_MAX_X * 16];
     size_t begin = 0, end, block = n_cols < 2 * BLOCK ? n_cols : BLOCK;
     do { /* once for n_cols 0, too: y is +0 then */
         end = begin + least(n_cols - begin, block);
-        for (size_t r = 0; r < n_rows; r += nx) {
-            struct k3_mul_part p = {y + r * ldy, ldy, rest + r * CHUNK_ROWS * 16, x + r * ldx, ldx, n_cols, begin, end, NULL};
+        for (size_t r = 0, nx; r < n_rows; r += nx) {
+            nx = share(n_rows - r, s->max_x);
+            struct k3_mul_part p = {y + r * ldy, ldy, rest + r * K3_MUL_CHUNK_ROWS * 16, x + r * ldx, ldx, n_cols, begin, end, NULL};
             p.next_x = r + nx < n_rows ? p.x + nx * ldx + begin : x + (end < n_cols ? end : 0);
-            (r ? s->again : s->first)(&p, w, n_out, least(n_rows - r, nx));
+            (r ? s->again : s->first)(&p, w, n_out, nx);
         }
         begin = end;
     } while (end < n_cols);
@@ -53,30 +53,31 @@ static void walk_group(const struct k3_mul_strips *s, float *y, size_t ldy, cons
 void k3_mul_walk(const struct k3_mul_strips *s, float *y, size_t ldy, const char *w, size_t n_out,
                  size_t n_cols, const float *x, size_t ldx, size_t n_rows)
 {
-    size_t nx = share(n_rows, s->max_x), n_panels = (n_rows + nx - 1) / nx;
-    size_t group = nx * share(n_panels, GROUP_PANELS);
+    size_t group = s->max_x * share((n_rows + s->max_x - 1) / s->max_x, GROUP_PANELS);
 
     if (n_rows && n_rows <= s->stream_x) {
         struct k3_mul_part p = {y, ldy, NULL, x, ldx, n_cols, 0, n_cols, NULL};
         s->stream(&p, w, n_out, n_rows);
         return;
     }
-    for (size_t o = 0; o < n_out; o += CHUNK_ROWS)
+    for (size_t o = 0; o < n_out; o += K3_MUL_CHUNK_ROWS)
         for (size_t r = 0; r < n_rows; r += group)
-            walk_group(s, y + r * ldy + o, ldy, w + o * n_cols * s->size, least(n_out - o, CHUNK_ROWS), n_cols, x + r * ldx,
-                       ldx, least(n_rows - r, group), nx);
+            walk_group(s, y + r * ldy + o, ldy, w + o * n_cols * s->size, least(n_out - o, K3_MUL_CHUNK_ROWS),
+                       n_cols, x + r * ldx, ldx, least(n_rows - r, group));
 }
 
 void k3_mul_walk_mxfp4(k3_mxfp4_strips_fn *strips, size_t max_x, float *y, size_t ldy,
                        const uint8_t *packed, const uint8_t *scale, size_t n_out, size_t n_cols,
                        const float *x, size_t ldx, size_t n_rows)
 {
-    size_t n_groups = n_cols / 32, nx = share(n_rows, max_x);
+    size_t n_groups = n_cols / 32;
     size_t chunk = n_cols ? CHUNK_BYTES / (n_cols / 2) / 8 * 8 : n_out;
     if (chunk < 8)
         chunk = 8;
     for (size_t o = 0; o < n_out; o += chunk)
-        for (size_t r = 0; r < n_rows; r += nx)
+        for (size_t r = 0, nx; r < n_rows; r += nx) {
+            nx = share(n_rows - r, max_x);
             strips(y + r * ldy + o, ldy, packed + o * (n_cols / 2), scale + o * n_groups,
-                   least(n_out - o, chunk), n_groups, x + r * ldx, ldx, least(n_rows - r, nx));
+                   least(n_out - o, chunk), n_groups, x + r * ldx, ldx, nx);
+        }
 }

@@ -117,50 +117,67 @@ INLINE void tile(const struct k3_mul_part *p, const char *w, size_t o, const siz
     store_chains(acc, p, o, no, nx);
 }
 
-#define RUN 128 /* columns of one stream at a time */
+#define MAX_STREAM_X 4
+#define RUN 256 /* columns of the streams at a time */
 
-/* Rows o, o + apart, .. of W, over all columns.  With tile after tile each of them is one stream through memory, which is
- * read fastest so: a few streams, four lines of each at a time. */
-INLINE void tile_streams(const struct k3_mul_part *p, const char *w, size_t o, size_t apart, const size_t no,
-                         const size_t nx, const enum k3_dtype dtype)
+/* One half of the lanes, over n columns, a multiple of 16: `no` rows of W, apart bytes from one another, against nx rows of x. */
+INLINE void sweep(__m256 chain[MAX_O][MAX_STREAM_X], const char *w, size_t apart, const float *x, size_t ldx, size_t n,
+                  const size_t no, const size_t nx, const enum k3_dtype dtype, const int fetch)
 {
-    const size_t size = dtype == K3_F32 ? 4 : 2, row_bytes = p->n_cols * size, ldx = p->ldx;
-    size_t i = 0, whole = p->n_cols / RUN * RUN, full = p->n_cols / LANES * LANES;
-    const float *x = p->x;
-    __m256 acc[MAX_O][MAX_X][2];
-    w += o * row_bytes;
+    const size_t size = dtype == K3_F32 ? 4 : 2;
+    __m256 acc[MAX_O][MAX_STREAM_X], wo[MAX_O];
 #pragma GCC unroll 8
-    for (size_t n = 0; n < no; n++)
+    for (size_t o = 0; o < no; o++)
 #pragma GCC unroll 8
         for (size_t r = 0; r < nx; r++)
-            acc[n][r][0] = acc[n][r][1] = _mm256_setzero_ps();
-    for (; i < full; i += i < whole ? RUN : LANES) {
-        size_t run = i < whole ? RUN : LANES;
+            acc[o][r] = chain[o][r];
+    for (size_t i = 0; i < n; i += LANES) {
+        if (fetch && i * size % 64 == 0)
 #pragma GCC unroll 8
-        for (size_t n = 0; n < no; n++) {
-            const char *at = w + n * apart * row_bytes + i * size;
-            for (size_t u = 0; u < run; u += 32) {
-                _mm_prefetch(at + u * size + K3_MUL_AHEAD, _MM_HINT_T0);
-#pragma GCC unroll 4
-                for (size_t h = 0; h < 4; h++) {
-                    if (u + h * 8 < run) {
-                        __m256 wn = widen8(at + (u + h * 8) * size, dtype);
+            for (size_t o = 0; o < no; o++)
+                _mm_prefetch(w + o * apart + i * size + K3_MUL_AHEAD, _MM_HINT_T0);
 #pragma GCC unroll 8
-                        for (size_t r = 0; r < nx; r++)
-                            acc[n][r][h % 2] =
-                                _mm256_fmadd_ps(wn, _mm256_loadu_ps(x + r * ldx + i + u + h * 8), acc[n][r][h % 2]);
-                    }
-                }
-            }
+        for (size_t o = 0; o < no; o++)
+            wo[o] = widen8(w + o * apart + i * size, dtype);
+#pragma GCC unroll 8
+        for (size_t r = 0; r < nx; r++) {
+            __m256 xr = _mm256_loadu_ps(x + r * ldx + i);
+#pragma GCC unroll 8
+            for (size_t o = 0; o < no; o++)
+                acc[o][r] = _mm256_fmadd_ps(wo[o], xr, acc[o][r]);
         }
     }
 #pragma GCC unroll 8
-    for (size_t r = 0; r < nx; r++)
+    for (size_t o = 0; o < no; o++)
 #pragma GCC unroll 8
+        for (size_t r = 0; r < nx; r++)
+            chain[o][r] = acc[o][r];
+}
+
+/* Rows o, o + apart, .. of W, over all columns.  With tile after tile each of them is one stream through memory, which is
+ * read fastest so.  A run of columns is swept twice, a half of the lanes each time: registers for twice as many chains. */
+INLINE void tile_streams(const struct k3_mul_part *p, const char *w, size_t o, size_t apart, const size_t no,
+                         const size_t nx, const enum k3_dtype dtype)
+{
+    const size_t size = dtype == K3_F32 ? 4 : 2, row_bytes = p->n_cols * size;
+    size_t full = p->n_cols / LANES * LANES;
+    const float *x = p->x;
+    __m256 half[2][MAX_O][MAX_STREAM_X];
+    w += o * row_bytes;
+    for (size_t n = 0; n < no; n++)
+        for (size_t r = 0; r < nx; r++)
+            half[0][n][r] = half[1][n][r] = _mm256_setzero_ps();
+    for (size_t i = 0; i < full; i += RUN) {
+        size_t n = full - i < RUN ? full - i : RUN;
+        sweep(half[0], w + i * size, apart * row_bytes, x + i, p->ldx, n, no, nx, dtype, 1);
+        sweep(half[1], w + (i + 8) * size, apart * row_bytes, x + i + 8, p->ldx, n, no, nx, dtype, 0);
+    }
+    for (size_t r = 0; r < nx; r++)
         for (size_t n = 0; n < no; n++) {
+            __m256 acc[2] = {half[0][n][r], half[1][n][r]};
             if (full < p->n_cols)
-                tail_lanes(acc[n][r], w + n * apart * row_bytes + full * size, x + r * ldx + full, p->n_cols - full, dtype);
-            p->y[r * p->ldy + o + n * apart] = tree(acc[n][r][0], acc[n][r][1]);
+                tail_lanes(acc, w + n * apart * row_bytes + full * size, x + r * p->ldx + full, p->n_cols - full, dtype);
+            p->y[r * p->ldy + o + n * apart] = tree(acc[0], acc[1]);
         }
 }
 
@@ -179,7 +196,7 @@ INLINE void strip(const struct k3_mul_part *p, const char *w, size_t n_out, cons
 INLINE void strip_streams(const struct k3_mul_part *p, const char *w, size_t n_out, const size_t nx,
                           const enum k3_dtype dtype)
 {
-    const size_t streams = nx == 1 ? 4 : 2;
+    const size_t streams = nx == 4 ? 3 : 4;
     size_t apart = n_out / streams;
     for (size_t o = 0; o < apart; o++)
         tile_streams(p, w, o, apart, streams, nx, dtype);
@@ -193,7 +210,8 @@ INLINE void strip_streams(const struct k3_mul_part *p, const char *w, size_t n_o
         switch (nx) {                                                                                                      \
         case 1: strip_streams(p, w, n_out, 1, dtype); break;                                                               \
         case 2: strip_streams(p, w, n_out, 2, dtype); break;                                                               \
-        default: strip_streams(p, w, n_out, 3, dtype); break;                                                              \
+        case 3: strip_streams(p, w, n_out, 3, dtype); break;                                                               \
+        default: strip_streams(p, w, n_out, 4, dtype); break;                                                              \
         }                                                                                                                  \
     }
 STREAMING(stream_f32, K3_F32)
@@ -216,9 +234,9 @@ STRIPS(strips_f16, K3_F16, 0)
 STRIPS(first_strips_bf16, K3_BF16, 1)
 STRIPS(strips_bf16, K3_BF16, 0)
 
-K3_DEFINE_MUL(avx2, f32, 4, MAX_X, MAX_X)
-K3_DEFINE_MUL(avx2, f16, 2, MAX_X, MAX_X)
-K3_DEFINE_MUL(avx2, bf16, 2, MAX_X, MAX_X)
+K3_DEFINE_MUL(avx2, f32, 4, MAX_STREAM_X, MAX_X)
+K3_DEFINE_MUL(avx2, f16, 2, MAX_STREAM_X, MAX_X)
+K3_DEFINE_MUL(avx2, bf16, 2, MAX_STREAM_X, MAX_X)
 
 float k3_avx2_dot(const float *a, const float *b, size_t n)
 {
@@ -230,81 +248,98 @@ float k3_avx2_dot(const float *a, const float *b, size_t n)
 
 /* Rule (c).  All weights are exact in bf16, so a group is two byte look-ups by nibble, in the tables
  * of its scale (k3_mxfp4_byte_tables): low bytes, high bytes.  The packed bytes are spread so that
- * the weights of columns 2j and 2j+1 come out as the two halves of dword j.  x comes split
- * (kernels.h). */
+ * the weights come out in order when bytes and zeros are put next to each other; that keeps most of
+ * the work off the two units that can shuffle or shift.  x comes split (kernels.h). */
 #define MAX_X4 4
 
 /* even[h], odd[h]: lanes 8h to 8h+7 of columns 2j and 2j+1. */
 INLINE void weights(__m256 even[2], __m256 odd[2], const uint8_t *packed, uint8_t scale)
 {
-    const __m256i twice =
-        _mm256_setr_epi8(0, 0, 1, 1, 2, 2, 3, 3, 8, 8, 9, 9, 10, 10, 11, 11, 4, 4, 5, 5, 6, 6, 7, 7,
-                         12, 12, 13, 13, 14, 14, 15, 15);
+    const __m256i spread =
+        _mm256_setr_epi8(0, 1, 2, 3, 8, 9, 10, 11, 0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14,
+                         15, 4, 5, 6, 7, 12, 13, 14, 15);
+    const __m256i nibble = _mm256_setr_epi64x(0, 4, 0, 4), zero = _mm256_setzero_si256();
     const uint8_t *tables = k3_mxfp4_byte_tables[scale];
     __m256i low = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)tables));
     __m256i high = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(tables + 16)));
     __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i_u *)packed));
-    __m256i pairs = _mm256_shuffle_epi8(bytes, twice);
-    __m256i codes =
-        _mm256_or_si256(_mm256_and_si256(pairs, _mm256_set1_epi16(0x000f)),
-                        _mm256_and_si256(_mm256_srli_epi16(pairs, 4), _mm256_set1_epi16(0x0f00)));
+    __m256i codes = _mm256_and_si256(
+        _mm256_srlv_epi64(_mm256_shuffle_epi8(bytes, spread), nibble), _mm256_set1_epi8(15));
     low = _mm256_shuffle_epi8(low, codes);
     high = _mm256_shuffle_epi8(high, codes);
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; h++) {
-        __m256i both = h ? _mm256_unpackhi_epi8(low, high) : _mm256_unpacklo_epi8(low, high);
-        even[h] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-        odd[h] = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(-65536)));
-    }
+    __m256i e = _mm256_unpacklo_epi8(low, high), o = _mm256_unpackhi_epi8(low, high);
+    even[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, e));
+    even[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, e));
+    odd[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, o));
+    odd[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, o));
 }
 
-INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
-                       size_t n_groups, const float *x, size_t ldx, const size_t no, const size_t nx)
+/* One group of one row of W against nx rows of x. */
+INLINE void group(__m256 acc[MAX_X4][2], const uint8_t *packed, uint8_t scale, const float *x, size_t ldx, const size_t nx)
 {
-    const size_t row_bytes = n_groups * LANES;
+    __m256 even[2], odd[2];
+    weights(even, odd, packed, scale);
+#pragma GCC unroll 8
+    for (size_t r = 0; r < nx; r++)
+#pragma GCC unroll 2
+        for (size_t h = 0; h < 2; h++) {
+            const float *xr = x + r * ldx + h * 8;
+            acc[r][h] = _mm256_fmadd_ps(even[h], _mm256_loadu_ps(xr), acc[r][h]);
+            acc[r][h] = _mm256_fmadd_ps(odd[h], _mm256_loadu_ps(xr + LANES), acc[r][h]);
+        }
+}
+
+#define LINE_GROUPS 4 /* of one line of memory */
+
+/* `no` rows, `apart` rows from one another; see tile_streams. */
+INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale, size_t n_groups, const float *x,
+                       size_t ldx, size_t apart, const size_t no, const size_t nx)
+{
+    size_t g = 0, whole = n_groups / LINE_GROUPS * LINE_GROUPS;
     __m256 acc[MAX_O][MAX_X4][2];
 #pragma GCC unroll 8
-    for (size_t o = 0; o < no; o++)
+    for (size_t n = 0; n < no; n++)
 #pragma GCC unroll 8
         for (size_t r = 0; r < nx; r++)
-            acc[o][r][0] = acc[o][r][1] = _mm256_setzero_ps();
-    for (size_t g = 0; g < n_groups; g++, packed += LANES, x += 2 * LANES) {
+            acc[n][r][0] = acc[n][r][1] = _mm256_setzero_ps();
+    for (; g < whole; g += LINE_GROUPS) {
 #pragma GCC unroll 8
-        for (size_t o = 0; o < no; o++) {
-            __m256 even[2], odd[2];
-            _mm_prefetch(packed + (no + o) * row_bytes, _MM_HINT_T0); /* the next tile */
-            if (g % 16 == 0)
-                _mm_prefetch(scale + (no + o) * n_groups + g, _MM_HINT_T0);
-            weights(even, odd, packed + o * row_bytes, scale[o * n_groups + g]);
-#pragma GCC unroll 8
-            for (size_t r = 0; r < nx; r++)
-#pragma GCC unroll 2
-                for (size_t h = 0; h < 2; h++) {
-                    const float *xr = x + r * ldx + h * 8;
-                    acc[o][r][h] = _mm256_fmadd_ps(even[h], _mm256_loadu_ps(xr), acc[o][r][h]);
-                    acc[o][r][h] =
-                        _mm256_fmadd_ps(odd[h], _mm256_loadu_ps(xr + LANES), acc[o][r][h]);
-                }
+        for (size_t n = 0; n < no; n++) {
+            size_t at = n * apart * n_groups + g;
+            _mm_prefetch(packed + at * LANES + K3_MUL_AHEAD, _MM_HINT_T0);
+            if (g % 16 == 0) /* the address of each look-up waits for them */
+                _mm_prefetch(scale + at + K3_MUL_AHEAD / 4, _MM_HINT_T0);
         }
+#pragma GCC unroll 8
+        for (size_t u = 0; u < LINE_GROUPS; u++)
+#pragma GCC unroll 8
+            for (size_t n = 0; n < no; n++) {
+                size_t at = n * apart * n_groups + g + u;
+                group(acc[n], packed + at * LANES, scale[at], x + (g + u) * 2 * LANES, ldx, nx);
+            }
     }
+    for (; g < n_groups; g++)
+#pragma GCC unroll 8
+        for (size_t n = 0; n < no; n++) {
+            size_t at = n * apart * n_groups + g;
+            group(acc[n], packed + at * LANES, scale[at], x + g * 2 * LANES, ldx, nx);
+        }
 #pragma GCC unroll 8
     for (size_t r = 0; r < nx; r++)
 #pragma GCC unroll 8
-        for (size_t o = 0; o < no; o++)
-            y[r * ldy + o] = tree(acc[o][r][0], acc[o][r][1]);
+        for (size_t n = 0; n < no; n++)
+            y[r * ldy + n * apart] = tree(acc[n][r][0], acc[n][r][1]);
 }
 
 INLINE void strip_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
                         size_t n_out, size_t n_groups, const float *x, size_t ldx, const size_t nx)
 {
-    const size_t step = nx == 1 ? 4 : nx == 2 ? 2 : 1;
-    size_t o = 0;
-    for (; o + step <= n_out; o += step)
-        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx,
-                   step, nx);
-    for (; o < n_out; o++)
-        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx,
-                   1, nx);
+    const size_t streams = nx == 1 ? 3 : nx == 2 ? 2 : 1;
+    size_t apart = n_out / streams;
+    for (size_t o = 0; o < apart; o++)
+        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx, apart, streams, nx);
+    for (size_t o = apart * streams; o < n_out; o++)
+        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx, 0, 1, nx);
 }
 
 static void strips_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,

@@ -11,8 +11,11 @@
 
 /* How a pass cuts its products into tasks; k3-bench kernels measures them cut in the same way. */
 #define K3_TASKS_PER_THREAD 8u /* of a block or an expert: enough to even out threads of unequal speed */
-#define K3_FEW_PARTS 2u        /* per thread, of the rows of a block, at least */
+#define K3_FEW_TASKS 2u        /* of a block per thread, at least */
 #define K3_MANY_ROWS 16u       /* of one expert: tasks half as large, since each is long enough */
+
+/* Into how many parts the rows of W of a block are cut: a task for each of them and of the n_x parts of the n_rows rows of x. */
+uint32_t k3_pass_parts(uint32_t threads, uint32_t block_rows, uint32_t n_rows, uint32_t n_x);
 
 /* What a sequence carries from pass to pass: per KDA layer S [heads][dim][dim] and three convolution tails, per MLA layer the
  * latent rows [ctx][kv_lora + qk_rope].  State after n positions; it cannot be rolled back. */

@@ -121,10 +121,29 @@ static int walk(struct flow *f, const struct k3_pass_job *j, const struct k3_mat
     return 0;
 }
 
+uint32_t k3_pass_parts(uint32_t threads, uint32_t block_rows, uint32_t n_rows, uint32_t n_x)
+{
+    uint32_t most = threads * K3_TASKS_PER_THREAD / n_x, least = (threads * K3_FEW_TASKS + n_x - 1) / n_x;
+    uint32_t n = n_rows < K3_MUL_BATCH_ROWS ? most : block_rows / K3_MUL_CHUNK_ROWS;
+
+    n = n > most ? most : n;
+    return n < least ? least : n;
+}
+
+/* Parts of a block of the flow, whose n_rows rows of x are cut into n_x parts. */
+static uint32_t flow_parts(const struct k3_pass *p, const struct k3_pass_job *j, uint32_t n_rows, uint32_t n_x)
+{
+    uint32_t threads = k3_team_size(p->team), n = threads * K3_TASKS_PER_THREAD / n_x;
+
+    if (j->fn == k3_pass_mul_rows)
+        return k3_pass_parts(threads, K3_PIECE_BYTES / (uint32_t)(j->ldx * sizeof(uint16_t)), n_rows, n_x);
+    return j->few_parts || n < threads * K3_FEW_TASKS ? threads * K3_FEW_TASKS : n;
+}
+
 int k3_pass_flow(struct k3_pass *p, uint32_t layer, const struct k3_pass_job *jobs, uint32_t n_jobs)
 {
     struct flow f = { .p = p };
-    uint32_t most = UINT32_MAX, n_rows = 0, threads = k3_team_size(p->team);
+    uint32_t most = UINT32_MAX, n_rows = 0;
     int rc = 0;
 
     for (uint32_t i = 0; i < n_jobs; i++) {
@@ -133,9 +152,7 @@ int k3_pass_flow(struct k3_pass *p, uint32_t layer, const struct k3_pass_job *jo
     }
     f.n_x = (n_rows + most - 1) / most;
     f.x_rows = f.n_x ? (n_rows + f.n_x - 1) / f.n_x : 0;
-    f.n_parts = f.n_x ? threads * K3_TASKS_PER_THREAD / f.n_x : 1;
-    if (f.n_parts < threads * K3_FEW_PARTS || jobs[0].few_parts)
-        f.n_parts = threads * K3_FEW_PARTS;
+    f.n_parts = f.n_x ? flow_parts(p, &jobs[0], n_rows, f.n_x) : 1;
     k3_team_begin(p->team, run_part, &f);
     for (uint32_t i = 0; i < n_jobs && rc == 0; i++) {
         int32_t index = p->matrix[(size_t)layer * K3_N_ROLES + jobs[i].role];

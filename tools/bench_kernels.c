@@ -75,9 +75,8 @@ static void cut(struct job *j, bool mxfp4, size_t matrix_rows)
 
     j->n_x_parts = (j->n_x + most - 1) / most;
     j->x_rows = (j->n_x + j->n_x_parts - 1) / j->n_x_parts;
-    parts = threads * K3_TASKS_PER_THREAD / j->n_x_parts * (mxfp4 && j->n_x >= K3_MANY_ROWS ? 2 : 1);
-    if (parts < threads * K3_FEW_PARTS)
-        parts = threads * K3_FEW_PARTS;
+    parts = mxfp4 ? threads * K3_TASKS_PER_THREAD * (j->n_x >= K3_MANY_ROWS ? 2 : 1)
+                  : k3_pass_parts((uint32_t)threads, (uint32_t)rows, (uint32_t)j->n_x, (uint32_t)j->n_x_parts);
     j->tile = rows / parts / 4 * 4;
     if (j->tile < 4)
         j->tile = 4;
