@@ -1,7 +1,7 @@
 /* k3-computed/kernels_mul_avx2.c: the products W x of rules (b) and (c) with two ymm registers of
- * eight lanes per dot product.  A tile of NO rows of W and NX rows of x keeps its chains in
- * registers (two for each pair of rows, sixteen registers in all), so each weight is widened once
- * per tile.  NO and NX are compile-time constants.  kernels_mul.c walks. */
+ * eight lanes per dot product.  A tile of NO rows of W and NX rows of x is swept twice, a half of
+ * the lanes each time: so there are registers for all its chains, each weight is widened once per
+ * tile, and each x loaded once.  NO and NX are compile-time constants.  kernels_mul.c walks. */
 #include <immintrin.h>
 
 #include "k3-computed/kernels_impl.h"
@@ -30,7 +30,9 @@ INLINE __m256 widen8(const char *w, enum k3_dtype dtype)
 }
 
 #define MAX_O 4
-#define MAX_X 3
+#define MAX_X 4
+#define TILE_ROWS(nx) ((nx) < 3 ? 4 : 3) /* of W: its chains, weights and one vector of x take 16 registers at most */
+#define RUN 256 /* columns of a stream at a time */
 
 /* The elements past the last whole sixteen, each in its own lane; the other lanes stay as they are.
  */
@@ -46,99 +48,26 @@ INLINE void tail_lanes(__m256 acc[2], const char *w, const float *x, size_t n,
     acc[1] = _mm256_loadu_ps(lane + 8);
 }
 
-INLINE void load_chains(__m256 acc[MAX_O][MAX_X][2], const struct k3_mul_part *p, size_t o,
-                        const size_t no, const size_t nx)
-{
-#pragma GCC unroll 8
-    for (size_t i = 0; i < no; i++)
-#pragma GCC unroll 8
-        for (size_t r = 0; r < nx; r++)
-#pragma GCC unroll 2
-            for (size_t half = 0; half < 2; half++)
-                acc[i][r][half] =
-                    p->begin ? _mm256_load_ps(p->rest + ((o + i) * nx + r) * LANES + half * 8)
-                             : _mm256_setzero_ps();
-}
-
-INLINE void store_chains(__m256 acc[MAX_O][MAX_X][2], const struct k3_mul_part *p, size_t o,
-                         const size_t no, const size_t nx)
-{
-#pragma GCC unroll 8
-    for (size_t r = 0; r < nx; r++) {
-#pragma GCC unroll 8
-        for (size_t i = 0; i < no; i++) {
-            float *rest = p->rest + ((o + i) * nx + r) * LANES;
-            if (p->end == p->n_cols) {
-                p->y[r * p->ldy + o + i] = tree(acc[i][r][0], acc[i][r][1]);
-            } else {
-                _mm256_store_ps(rest, acc[i][r][0]);
-                _mm256_store_ps(rest + 8, acc[i][r][1]);
-            }
-        }
-    }
-}
-
-/* Rows [o, o + no) of the chunk at w. */
-INLINE void tile(const struct k3_mul_part *p, const char *w, size_t o, const size_t no,
-                 const size_t nx, const enum k3_dtype dtype, const int ahead)
-{
-    const size_t size = dtype == K3_F32 ? 4 : 2, row_bytes = p->n_cols * size, ldx = p->ldx;
-    const float *x = p->x;
-    size_t full = p->end / LANES * LANES;
-    __m256 acc[MAX_O][MAX_X][2], wo[MAX_O];
-    w += o * row_bytes;
-    load_chains(acc, p, o, no, nx);
-    for (size_t i = p->begin; i < full; i += LANES) {
-        if (ahead && i % (64 / size) == 0)
-#pragma GCC unroll 8
-            for (size_t n = 0; n < no; n++)
-                _mm_prefetch(w + (no + n) * row_bytes + i * size, _MM_HINT_T0);
-#pragma GCC unroll 2
-        for (size_t half = 0; half < 2; half++) {
-#pragma GCC unroll 8
-            for (size_t n = 0; n < no; n++)
-                wo[n] = widen8(w + n * row_bytes + (i + half * 8) * size, dtype);
-#pragma GCC unroll 8
-            for (size_t r = 0; r < nx; r++) {
-                __m256 xr = _mm256_loadu_ps(x + r * ldx + i + half * 8);
-#pragma GCC unroll 8
-                for (size_t n = 0; n < no; n++)
-                    acc[n][r][half] = _mm256_fmadd_ps(wo[n], xr, acc[n][r][half]);
-            }
-        }
-    }
-    if (full < p->end)
-#pragma GCC unroll 8
-        for (size_t r = 0; r < nx; r++)
-#pragma GCC unroll 8
-            for (size_t n = 0; n < no; n++)
-                tail_lanes(acc[n][r], w + n * row_bytes + full * size, x + r * ldx + full,
-                           p->end - full, dtype);
-    store_chains(acc, p, o, no, nx);
-}
-
-#define MAX_STREAM_X 4
-#define RUN 256 /* columns of the streams at a time */
-
-/* One half of the lanes, over n columns, a multiple of 16: `no` rows of W, apart bytes from one another, against nx rows of x. */
-INLINE void sweep(__m256 chain[MAX_O][MAX_STREAM_X], const char *w, size_t apart, const float *x, size_t ldx, size_t n,
-                  const size_t no, const size_t nx, const enum k3_dtype dtype, const int fetch)
+/* One half of the lanes, over n columns, a multiple of 16: `no` rows of W, row_bytes from one another, against nx rows of x.
+ * ahead: how far ahead of their use weights are fetched, 0 not at all. */
+INLINE void sweep(__m256 chain[MAX_O][MAX_X], const char *w, size_t row_bytes, const float *x, size_t ldx, size_t n,
+                  size_t ahead, const size_t no, const size_t nx, const enum k3_dtype dtype)
 {
     const size_t size = dtype == K3_F32 ? 4 : 2;
-    __m256 acc[MAX_O][MAX_STREAM_X], wo[MAX_O];
+    __m256 acc[MAX_O][MAX_X], wo[MAX_O];
 #pragma GCC unroll 8
     for (size_t o = 0; o < no; o++)
 #pragma GCC unroll 8
         for (size_t r = 0; r < nx; r++)
             acc[o][r] = chain[o][r];
     for (size_t i = 0; i < n; i += LANES) {
-        if (fetch && i * size % 64 == 0)
+        if (ahead && i * size % 64 == 0)
 #pragma GCC unroll 8
             for (size_t o = 0; o < no; o++)
-                _mm_prefetch(w + o * apart + i * size + K3_MUL_AHEAD, _MM_HINT_T0);
+                _mm_prefetch(w + o * row_bytes + i * size + ahead, _MM_HINT_T0);
 #pragma GCC unroll 8
         for (size_t o = 0; o < no; o++)
-            wo[o] = widen8(w + o * apart + i * size, dtype);
+            wo[o] = widen8(w + o * row_bytes + i * size, dtype);
 #pragma GCC unroll 8
         for (size_t r = 0; r < nx; r++) {
             __m256 xr = _mm256_loadu_ps(x + r * ldx + i);
@@ -154,54 +83,59 @@ INLINE void sweep(__m256 chain[MAX_O][MAX_STREAM_X], const char *w, size_t apart
             chain[o][r] = acc[o][r];
 }
 
-/* Rows o, o + apart, .. of W, over all columns.  With tile after tile each of them is one stream through memory, which is
- * read fastest so.  A run of columns is swept twice, a half of the lanes each time: registers for twice as many chains. */
-INLINE void tile_streams(const struct k3_mul_part *p, const char *w, size_t o, size_t apart, const size_t no,
-                         const size_t nx, const enum k3_dtype dtype)
+/* Rows o, o + apart, .. of the chunk at w, over the columns of the part, `run` of them at a time. */
+INLINE void tile(const struct k3_mul_part *p, const char *w, size_t o, size_t apart, size_t run, size_t ahead,
+                 const size_t no, const size_t nx, const enum k3_dtype dtype)
 {
     const size_t size = dtype == K3_F32 ? 4 : 2, row_bytes = p->n_cols * size;
-    size_t full = p->n_cols / LANES * LANES;
-    const float *x = p->x;
-    __m256 half[2][MAX_O][MAX_STREAM_X];
+    size_t full = p->end / LANES * LANES;
+    __m256 half[2][MAX_O][MAX_X];
     w += o * row_bytes;
     for (size_t n = 0; n < no; n++)
         for (size_t r = 0; r < nx; r++)
-            half[0][n][r] = half[1][n][r] = _mm256_setzero_ps();
-    for (size_t i = 0; i < full; i += RUN) {
-        size_t n = full - i < RUN ? full - i : RUN;
-        sweep(half[0], w + i * size, apart * row_bytes, x + i, p->ldx, n, no, nx, dtype, 1);
-        sweep(half[1], w + (i + 8) * size, apart * row_bytes, x + i + 8, p->ldx, n, no, nx, dtype, 0);
+            for (size_t h = 0; h < 2; h++)
+                half[h][n][r] = p->begin ? _mm256_load_ps(p->rest + ((o + n) * nx + r) * LANES + h * 8) : _mm256_setzero_ps();
+    for (size_t i = p->begin; i < full; i += run) {
+        size_t n = full - i < run ? full - i : run;
+        sweep(half[0], w + i * size, apart * row_bytes, p->x + i, p->ldx, n, ahead, no, nx, dtype);
+        sweep(half[1], w + (i + 8) * size, apart * row_bytes, p->x + i + 8, p->ldx, n, 0, no, nx, dtype);
     }
-    for (size_t r = 0; r < nx; r++)
-        for (size_t n = 0; n < no; n++) {
+    for (size_t n = 0; n < no; n++)
+        for (size_t r = 0; r < nx; r++) {
             __m256 acc[2] = {half[0][n][r], half[1][n][r]};
-            if (full < p->n_cols)
-                tail_lanes(acc, w + n * apart * row_bytes + full * size, x + r * p->ldx + full, p->n_cols - full, dtype);
-            p->y[r * p->ldy + o + n * apart] = tree(acc[0], acc[1]);
+            if (full < p->end)
+                tail_lanes(acc, w + n * apart * row_bytes + full * size, p->x + r * p->ldx + full, p->end - full, dtype);
+            if (p->end == p->n_cols)
+                p->y[r * p->ldy + o + n * apart] = tree(acc[0], acc[1]);
+            else
+                for (size_t h = 0; h < 2; h++)
+                    _mm256_store_ps(p->rest + ((o + n) * nx + r) * LANES + h * 8, acc[h]);
         }
 }
 
-/* n_out rows of W at w against nx rows of x. */
+/* n_out rows of W at w against nx rows of x.  W may lie in memory: the next tile's weights are fetched. */
 INLINE void strip(const struct k3_mul_part *p, const char *w, size_t n_out, const size_t nx,
-                  const enum k3_dtype dtype, const int ahead)
+                  const enum k3_dtype dtype, const int in_memory)
 {
-    const size_t step = nx == 1 ? 4 : 2;
+    const size_t no = TILE_ROWS(nx), ahead = in_memory ? no * p->n_cols * (dtype == K3_F32 ? 4 : 2) : 0;
     size_t o = 0;
-    for (; o + step <= n_out; o += step)
-        tile(p, w, o, step, nx, dtype, ahead);
+    for (; o + no <= n_out; o += no)
+        tile(p, w, o, 1, p->n_cols, ahead, no, nx, dtype);
     for (; o < n_out; o++)
-        tile(p, w, o, 1, nx, dtype, 0);
+        tile(p, w, o, 1, p->n_cols, 0, 1, nx, dtype);
 }
 
+/* The same over all columns at once.  A tile's rows are far apart: with tile after tile each of them is one stream through
+ * memory, which is read fastest so. */
 INLINE void strip_streams(const struct k3_mul_part *p, const char *w, size_t n_out, const size_t nx,
                           const enum k3_dtype dtype)
 {
-    const size_t streams = nx == 4 ? 3 : 4;
+    const size_t streams = nx < 4 ? 4 : 3;
     size_t apart = n_out / streams;
     for (size_t o = 0; o < apart; o++)
-        tile_streams(p, w, o, apart, streams, nx, dtype);
+        tile(p, w, o, apart, RUN, K3_MUL_AHEAD, streams, nx, dtype);
     for (size_t o = apart * streams; o < n_out; o++)
-        tile_streams(p, w, o, 0, 1, nx, dtype);
+        tile(p, w, o, 1, RUN, K3_MUL_AHEAD, 1, nx, dtype);
 }
 
 #define STREAMING(name, dtype)                                                                                             \
@@ -224,7 +158,8 @@ STREAMING(stream_bf16, K3_BF16)
         switch (nx) {                                                                              \
         case 1: strip(p, w, n_out, 1, dtype, ahead); break;                                        \
         case 2: strip(p, w, n_out, 2, dtype, ahead); break;                                        \
-        default: strip(p, w, n_out, 3, dtype, ahead); break;                                       \
+        case 3: strip(p, w, n_out, 3, dtype, ahead); break;                                        \
+        default: strip(p, w, n_out, 4, dtype, ahead); break;                                       \
         }                                                                                          \
     }
 STRIPS(first_strips_f32, K3_F32, 1)
@@ -234,15 +169,15 @@ STRIPS(strips_f16, K3_F16, 0)
 STRIPS(first_strips_bf16, K3_BF16, 1)
 STRIPS(strips_bf16, K3_BF16, 0)
 
-K3_DEFINE_MUL(avx2, f32, 4, MAX_STREAM_X, MAX_X)
-K3_DEFINE_MUL(avx2, f16, 2, MAX_STREAM_X, MAX_X)
-K3_DEFINE_MUL(avx2, bf16, 2, MAX_STREAM_X, MAX_X)
+K3_DEFINE_MUL(avx2, f32, 4, MAX_X, MAX_X)
+K3_DEFINE_MUL(avx2, f16, 2, MAX_X, MAX_X)
+K3_DEFINE_MUL(avx2, bf16, 2, MAX_X, MAX_X)
 
 float k3_avx2_dot(const float *a, const float *b, size_t n)
 {
     float y;
     struct k3_mul_part p = {&y, 1, NULL, b, n, n, 0, n, NULL};
-    tile(&p, (const char *)a, 0, 1, 1, K3_F32, 0);
+    tile(&p, (const char *)a, 0, 1, n, 0, 1, 1, K3_F32);
     return y;
 }
 
