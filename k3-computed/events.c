@@ -37,11 +37,12 @@ int k3_submit_check(const struct k3_submit *s, uint32_t vocab, uint32_t ctx, str
         return k3_refuse(err, -EINVAL, "max_tokens is 0: at least 1");
     if (s->n_generated > s->max_tokens)
         return k3_refuse(err, -EINVAL, "%u generated_ids are more than max_tokens %u", s->n_generated, s->max_tokens);
-    if (s->n_prompt > ctx)
-        return k3_refuse(err, -E2BIG, "the prompt has %u ids, --ctx is %u: start with a larger --ctx", s->n_prompt, ctx);
+    if (s->n_prompt >= ctx)
+        return k3_refuse(err, -E2BIG, "the prompt has %u ids, --ctx is %u: no room for an answer; start with a larger --ctx",
+                         s->n_prompt, ctx);
     if ((uint64_t)s->n_prompt + s->max_tokens > ctx)
-        return k3_refuse(err, -E2BIG, "prompt %u + max_tokens %u = %llu ids, --ctx is %u: ask for at most %u tokens, or start "
-                         "with a larger --ctx", s->n_prompt, s->max_tokens,
+        return k3_refuse(err, -E2BIG, "prompt %u + max_tokens %u = %llu ids, --ctx is %u: give max_tokens %u at most, or "
+                         "start with a larger --ctx", s->n_prompt, s->max_tokens,
                          (unsigned long long)s->n_prompt + s->max_tokens, ctx, ctx - s->n_prompt);
     return k3_sampling_check(&s->sampling, err);
 }

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -191,10 +192,44 @@ static void *member_main(void *arg)
     return NULL;
 }
 
+/* What a product keeps on the stack (kernels_mul.c) is most of it. */
+#define STACK_BYTES ((size_t)1 << 20)
+
+/* The caller works, too; its stack may grow as far as the limit of the process says. */
+static int caller_stack(struct k3_err *err)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= STACK_BYTES)
+        return 0;
+    if (limit.rlim_max != RLIM_INFINITY && limit.rlim_max < STACK_BYTES)
+        return k3_refuse(err, -EINVAL, "the stack may have %llu KiB, %zu are needed: give a larger limit (ulimit -Hs)",
+                         (unsigned long long)limit.rlim_max >> 10, STACK_BYTES >> 10);
+    limit.rlim_cur = STACK_BYTES;
+    return setrlimit(RLIMIT_STACK, &limit) == 0 ? 0 : k3_fail(err, -errno, "the stack limit cannot be raised: %s", strerror(errno));
+}
+
+static int start(struct k3_team_member *m)
+{
+    pthread_attr_t attr;
+    int rc = pthread_attr_init(&attr);
+
+    if (rc != 0)
+        return rc;
+    rc = pthread_attr_setstacksize(&attr, STACK_BYTES);
+    if (rc == 0)
+        rc = pthread_create(&m->thread, &attr, member_main, m);
+    pthread_attr_destroy(&attr);
+    return rc;
+}
+
 int k3_team_new(struct k3_team **out, uint32_t n_threads, struct k3_err *err)
 {
     struct k3_team *t;
+    int rc = caller_stack(err);
 
+    if (rc < 0)
+        return rc;
     if (n_threads == 0)
         n_threads = k3_threads_default();
     if (n_threads > THREADS_MAX)
@@ -211,11 +246,10 @@ int k3_team_new(struct k3_team **out, uint32_t n_threads, struct k3_err *err)
     }
     for (uint32_t w = 1; w < n_threads; w++) {
         struct k3_team_member *m = &t->members[w];
-        int rc;
 
         m->team = t;
         m->worker = w;
-        rc = pthread_create(&m->thread, NULL, member_main, m);
+        rc = start(m);
         if (rc != 0) {
             k3_team_free(t);
             return k3_fail(err, -rc,

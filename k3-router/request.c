@@ -16,6 +16,7 @@
 #define CALL_MS 2500       /* for an answer that is due at once; a late one is asked for again */
 #define POLL_MS 250        /* so that an interrupt is seen within it */
 #define LOOK_NS 1000000000 /* between two looks at members that k3-run has given up */
+#define RESTARTS_MOST 10   /* of k3-computed without one more token */
 #define HINT 2400          /* bytes of a command that a person is told: two paths */
 #define RETRY_NS 100000000 /* between two tries to reach computed */
 
@@ -177,6 +178,8 @@ struct run {
     bool waits;            /* computed waits for weights */
     uint64_t looked_ns;    /* at the members that k3-run has given up */
     double from;           /* of poll */
+    size_t n_then;         /* tokens when computed was last started anew, and how often that was with no token since */
+    unsigned n_restarts;
 };
 
 static bool interrupted(const struct run *r)
@@ -568,6 +571,22 @@ static int look_for_failed(struct run *r, struct k3_err *err)
     return 0;
 }
 
+/* Whoever ends again and again before the next token will not give it. */
+static int was_restarted(struct run *r, struct k3_err *err)
+{
+    const struct k3_ask *a = r->a;
+    char resume[HINT];
+
+    notice(r, "was restarted");
+    r->n_restarts = a->generated.n == r->n_then ? r->n_restarts + 1 : 1;
+    r->n_then = a->generated.n;
+    if (r->n_restarts < RESTARTS_MOST)
+        return 0;
+    return k3_no_peer(err, -EREMOTEIO, "k3-computed ended %u times while it computed this answer, without one more token; its log is "
+                      "%s/k3-computed.log; %zu tokens are safe; when that is mended, go on with: %s", r->n_restarts,
+                      r->peer->rundir, a->generated.n, resume_hint(r, resume, sizeof(resume)));
+}
+
 static int run(struct run *r, struct k3_err *err)
 {
     struct k3_ask *a = r->a;
@@ -586,8 +605,9 @@ static int run(struct run *r, struct k3_err *err)
             continue;
         }
         if (r->running)
-            notice(r, "was restarted");
-        rc = submit(r, &unknown, err);
+            rc = was_restarted(r, err);
+        if (rc == 0)
+            rc = submit(r, &unknown, err);
     }
     return rc;
 }

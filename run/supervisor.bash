@@ -129,8 +129,11 @@ fail_family() { # fail_family NAME STATUS
     [ -n "$detached" ] || echo "k3-run: $text" >&2
     exit "$2"
 }
+longer_delay() { # longer_delay NAME
+    m_delay[$1]=$((m_delay[$1] == 0 ? 500 : m_delay[$1] * 2 > 10000 ? 10000 : m_delay[$1] * 2))
+}
 member_ended() { # member_ended NAME STATUS
-    local n=$1 how reason line level event
+    local n=$1 how reason line level event delay=0
     end_of "$2"
     m_code[$n]=$2
     if [ -z "$family_ready" ]; then
@@ -142,16 +145,29 @@ member_ended() { # member_ended NAME STATUS
         say error member_refused "$line"
     elif was_ready "$n"; then
         m_restarts[$n]=$((m_restarts[$n] + 1))
-        m_delay[$n]=0
+        # Whoever dies by itself soon after its start, and did so before, would only take a core.
+        if [ "$2" -eq 0 ] || [ "$how" = signal=KILL ] || [ $((EPOCHSECONDS - m_started[$n])) -ge 10 ]; then
+            m_delay[$n]=0
+        else
+            delay=${m_delay[$n]}
+            longer_delay "$n"
+        fi
         line="name=$n pid=${m_pid[$n]} $how restarts=${m_restarts[$n]}"
+        [ "$delay" -eq 0 ] || line+=" next_try_ms=$delay"
         level=warn event=member_died
         [ "$2" -ne 0 ] || level=info event=member_ended # it was asked to
         say $level $event "$line"
         printf '%s\n' "level=$level event=$event $line at=$now" >>"$run_dir/$n.log"
-        start_member "$n"
+        if [ "$delay" -eq 0 ]; then
+            start_member "$n"
+        else
+            m_state[$n]=waiting
+            set_now_ms
+            m_due[$n]=$((now_ms + delay))
+        fi
     else
         m_restarts[$n]=$((m_restarts[$n] + 1))
-        m_delay[$n]=$((m_delay[$n] == 0 ? 500 : m_delay[$n] * 2 > 10000 ? 10000 : m_delay[$n] * 2))
+        longer_delay "$n"
         m_state[$n]=waiting
         set_now_ms
         m_due[$n]=$((now_ms + m_delay[$n]))

@@ -31,6 +31,12 @@ refused() { # refused WORD OPTION...: exit 2 and one line with WORD, before anyt
     [ "${#lines[@]}" -eq 1 ]
     [[ $output == *"$word"* ]]
 }
+@test "kernels run where the stack is small, and are refused where it is too small" {
+    (ulimit -Ss 128; bench kernels --only bf16 --rows 64 --pairs 1 --weights-mb 16) >&2
+    run bash -c "ulimit -s 128; exec '$K3_BIN/k3-bench' kernels --only bf16 --rows 64 --pairs 1 --weights-mb 16"
+    [ "$status" -eq 2 ]
+    [[ ${lines[0]} == *"128 KiB"*"1024 are needed"*"ulimit -Hs"* ]]
+}
 @test "kernels and pass refuse what they cannot measure, with what they can" {
     refused avx2 --kernels sse
     refused mxfp4 kernels --only fp8

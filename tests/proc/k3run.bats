@@ -255,6 +255,23 @@ TEXT
     nothing_left "$INSTANCE"
 }
 
+ready_after() { # ready_after NAME PID: another process is ready under that name
+    [ "$(pid_now "$1")" != "$2" ] && "$K3_BIN/k3ctl" --instance "$INSTANCE" wait --timeout 1
+}
+@test "a member that dies by itself again and again is started later each time; one that was killed at once" {
+    k3run up
+    local before
+    for wait in '' ' next_try_ms=500' ' next_try_ms=1000'; do
+        before=$(pid_now expertd)
+        kill -SEGV "$before"
+        within 5 grep -q "event=member_died name=k3-expertd pid=$before signal=SEGV restarts=[0-9]*$wait at=" "$LOG"
+        within 10 ready_after expertd "$before"
+    done
+    before=$(pid_now expertd)
+    kill -KILL "$before"
+    within 5 grep -q "name=k3-expertd pid=$before signal=KILL restarts=4 at=" "$LOG"
+}
+
 @test "a member that never becomes ready is named" {
     own_programs
     replace k3-computed 'sleep 60'

@@ -124,3 +124,25 @@ teardown() { kill_answer; }
     ctl wait --timeout $((20 * SLOW))
     router --state-dir "$STATE" --resume "$id" | cmp - "$BATS_FILE_TMPDIR/whole"
 }
+
+@test "k3-computed that ends ten times without one more token: the router says so and keeps the request" {
+    down
+    up --ctx 4096 --kernels c --threads 1 # seconds for a prompt
+    local status=0
+    "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "$STATE" --ids "$(seq -s, 1 500),$(seq -s, 1 500),$(seq -s, 1 500),$(seq -s, 1 500)" \
+        --max-tokens 1 </dev/null >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+    PID=$!
+    for _ in $(seq 100); do
+        kill -0 $PID 2>/dev/null || break
+        until [ "$(stat_of k3-computed sequences_running)" = 1 ] || ! kill -0 $PID 2>/dev/null; do sleep 0.05; done
+        sleep 0.2
+        kill -KILL "$(pid_of k3-computed)" 2>/dev/null || true
+    done
+    wait $PID || status=$?
+    cat "$BATS_TEST_TMPDIR/err"
+    [ $status -eq 3 ]
+    grep -qE 'k3-computed ended 10 times while it computed this answer, without one more token; .*k3-computed.log; 0 tokens are safe' \
+        "$BATS_TEST_TMPDIR/err"
+    [ -n "$(journal)" ]
+    ! grep -q '^end' "$(journal)"
+}

@@ -41,7 +41,7 @@ static void submit_is_checked(void **state)
 
     (void)state;
     assert_int_equal(k3_submit_check(&s, VOCAB, 8, &err), 0); /* 3 + 5 = 8 */
-    refused(&s, 7, -E2BIG, "prompt 3 + max_tokens 5 = 8 ids, --ctx is 7: ask for at most 4 tokens");
+    refused(&s, 7, -E2BIG, "prompt 3 + max_tokens 5 = 8 ids, --ctx is 7: give max_tokens 4 at most");
     refused(&s, 2, -E2BIG, "the prompt has 3 ids, --ctx is 2");
     s.max_tokens = UINT32_MAX;
     refused(&s, 8, -E2BIG, "= 4294967298 ids");
