@@ -9,12 +9,14 @@
 #include <sys/mman.h>
 
 #include "ipc/daemon.h"
+#include "ipc/memory.h"
 #include "k3-computed/pass.h"
 
 #define FMA_S 0.02      /* one measurement of the peak */
 #define KERNEL_S 0.1    /* about what a kernel of many rows runs for */
 #define TURNS_MOST 8    /* of one that takes less: kernel and limits take turns within a pair, up to KERNEL_S / 2 */
 #define ROWS_MOST 512u
+#define OTHER_BYTES ((uint64_t)192 << 20)
 #define N_OUT_MOST (1u << 20)
 
 enum { ONLY_BF16 = 1, ONLY_MXFP4 = 2, ONLY_OPS = 4 };
@@ -208,22 +210,49 @@ static int matrices(struct k3_bench_arith *b, uint32_t only, uint32_t only_rows,
     return rc;
 }
 
-static int run(struct k3_bench_arith *b, uint32_t threads, uint32_t only, uint32_t only_rows, struct k3_err *err)
+/* The weights, and x and y of the largest line. */
+static int check_memory(const struct k3_bench_arith *b, struct k3_err *err)
+{
+    uint64_t need = b->w_bytes + OTHER_BYTES, left;
+    struct k3_memory m;
+    char why[256];
+
+    k3_memory_read("", &m);
+    left = k3_memory_left(&m, why, sizeof(why));
+    if (need <= left)
+        return 0;
+    return k3_refuse(err, -ENOMEM, "%.3f GB are needed, %.3f GB are available (%s): give a smaller --weights-mb", (double)need / 1e9,
+                     (double)left / 1e9, why);
+}
+
+static void fill(uint64_t *w, size_t n)
 {
     uint64_t seed = 1;
-    char text[64];
-    int rc = k3_team_new(&b->team, threads, err);
 
+    for (size_t i = 0; i < n; i++) {
+        if (i % (1 << 20) == 0 && k3_bench_stop)
+            return;
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        w[i] = (seed & 0x813f813f813f813fu) | 0x3c403c403c403c40u;
+    }
+}
+
+static int run(struct k3_bench_arith *b, uint32_t threads, uint32_t only, uint32_t only_rows, struct k3_err *err)
+{
+    char text[64];
+    int rc = check_memory(b, err);
+
+    if (rc == 0)
+        rc = k3_team_new(&b->team, threads, err);
     if (rc < 0)
         return rc;
     (void)k3_team_pin(b->team, NULL);
     b->w = k3_bench_memory(b->w_bytes);
     if (!b->w)
         return k3_fail(err, -ENOMEM, "no memory for %zu bytes of weights", b->w_bytes);
-    for (size_t i = 0; i < b->w_bytes / 8; i++) {
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        ((uint64_t *)b->w)[i] = (seed & 0x813f813f813f813fu) | 0x3c403c403c403c40u;
-    }
+    fill((uint64_t *)b->w, b->w_bytes / 8);
+    if (k3_bench_stop)
+        return k3_fail(err, -ECANCELED, "stopped");
     rc = k3_bench_limits_open(&b->limits, b->team, &(struct k3_span){ b->w, b->w_bytes }, 1, err);
     if (rc < 0)
         return rc;

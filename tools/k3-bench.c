@@ -41,6 +41,8 @@ void k3_bench_catch(void)
 
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
+    sigaction(SIGHUP, &stop, NULL);
+    signal(SIGPIPE, SIG_IGN); /* main() says what could not be written, after all is put away */
 }
 
 void k3_bench_nap(double seconds)
@@ -122,7 +124,7 @@ int k3_bench_end(int rc, const struct k3_err *err)
 {
     k3_bench_progress(NULL);
     if (rc < 0 && k3_bench_stop) { /* what stopped then is of no interest */
-        fprintf(stderr, "k3-bench: stopped by %s\n", k3_bench_stop == SIGINT ? "SIGINT" : "SIGTERM");
+        fprintf(stderr, "k3-bench: stopped by SIG%s\n", sigabbrev_np(k3_bench_stop));
         return K3_EXIT_FAILED;
     }
     if (rc < 0)
@@ -139,7 +141,7 @@ static void usage(FILE *to)
     fprintf(to, "\nExit status: 0 done, 1 failed, 2 usage or a refused configuration.\n");
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     const char *word = argc > 1 ? argv[1] : "--";
     if (strcmp(word, "--help") == 0) {
@@ -156,4 +158,15 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s %s", i ? "," : "", parts[i].name);
     fputc('\n', stderr);
     return K3_EXIT_REFUSED;
+}
+
+int main(int argc, char **argv)
+{
+    int status = run(argc, argv);
+
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fputs("k3-bench: the result could not be written: the disk is full, or the reader has gone\n", stderr);
+        return K3_EXIT_FAILED;
+    }
+    return status;
 }

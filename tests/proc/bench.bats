@@ -42,6 +42,7 @@ refused() { # refused WORD OPTION...: exit 2 and one line with WORD, before anyt
     refused mxfp4 kernels --only fp8
     refused "1, 2, 3, 4, 8, 16, 64 or 512" kernels --rows 5
     refused --weights-mb kernels --weights-mb 1
+    refused --weights-mb kernels --weights-mb 65536 # refused for the memory
     refused --pairs kernels --pairs 0
     refused avx2 pass --model "$MODEL" --kernels sse
     refused --rows pass --model "$MODEL" --rows 4 --decode
@@ -230,7 +231,7 @@ TEXT
     [ "$(tail -1 "$BATS_TEST_TMPDIR/err")" = "k3-bench: stopped by SIGINT" ]
     left_nothing
 }
-@test "an interrupt ends the benchmark and what it started" {
+stopped_by() { # stopped_by SIGNAL: a run of decode is ended by it, and puts all away
     "$K3_BIN/k3-bench" decode --model "$MODEL" --trunk-gb 0.03 --ring-mb 4 --cache-gb 0.02 --io-depth 4 --io-block 256K \
         --tokens 50 --seconds 30 --pairs 9 >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
     pid=$!
@@ -238,10 +239,29 @@ TEXT
         [ "$(K3_BIN=$K3_BIN "$K3_BIN/k3ctl" --instance "bench-$pid" ping computed 2>/dev/null | grep -c ready)" -eq 1 ] && break
         sleep 0.02
     done
-    kill -INT $pid
+    kill -"$1" $pid
     status=0
     wait $pid || status=$?
     [ "$status" -eq 1 ]
-    [ "$(tail -1 "$BATS_TEST_TMPDIR/err")" = "k3-bench: stopped by SIGINT" ]
+    [ "$(tail -1 "$BATS_TEST_TMPDIR/err")" = "k3-bench: stopped by SIG$1" ]
+    left_nothing
+}
+@test "an interrupt ends the benchmark and what it started" {
+    stopped_by INT
+}
+@test "a terminal that goes away ends the benchmark and what it started" {
+    stopped_by HUP
+}
+@test "a result that cannot be written is a failure" {
+    for part in '--help' 'kernels --only bf16 --rows 1 --pairs 1 --weights-mb 16'; do
+        status=0
+        bench $part >/dev/full 2>"$BATS_TEST_TMPDIR/err" || status=$?
+        [ $status -eq 1 ]
+        grep -q 'the result could not be written' "$BATS_TEST_TMPDIR/err"
+    done
+    status=0
+    { bench pass --model "$MODEL" --pairs 1 2>"$BATS_TEST_TMPDIR/err" || echo $? >"$BATS_TEST_TMPDIR/status"; } | true
+    [ "$(cat "$BATS_TEST_TMPDIR/status")" = 1 ]
+    grep -q 'the result could not be written' "$BATS_TEST_TMPDIR/err"
     left_nothing
 }
