@@ -365,6 +365,18 @@ ready_after() { # ready_after NAME PID: another process is ready under that name
     nothing_left "$INSTANCE"
 }
 
+@test "the common directory may go at any moment while an instance begins" {
+    export XDG_RUNTIME_DIR=$BATS_TEST_TMPDIR/run
+    mkdir -m 700 "$XDG_RUNTIME_DIR"
+    # shellcheck disable=SC2016
+    timeout $((60 * SLOW)) bash -c 'while [ -d "$XDG_RUNTIME_DIR" ]; do rmdir "$XDG_RUNTIME_DIR/k3"; done' >/dev/null 2>&1 3>&- &
+    for _ in 1 2 3; do
+        k3run up
+        k3run down
+    done
+    rm -r "$XDG_RUNTIME_DIR"
+    wait
+}
 @test "down removes what a crash has left" {
     mkdir -p -m 700 "$(dirname "$(run_dir "$INSTANCE")")"
     mkdir -m 700 "$(run_dir "$INSTANCE")"
