@@ -60,10 +60,12 @@ void k3_mul_walk(const struct k3_mul_strips *s, float *y, size_t ldy, const char
         s->stream(&p, w, n_out, n_rows);
         return;
     }
-    for (size_t o = 0; o < n_out; o += K3_MUL_CHUNK_ROWS)
+    for (size_t o = 0, chunk; o < n_out; o += chunk) {
+        chunk = least(n_out - o, (share(n_out - o, K3_MUL_CHUNK_ROWS) + 3) / 4 * 4); /* whole tiles */
         for (size_t r = 0; r < n_rows; r += group)
-            walk_group(s, y + r * ldy + o, ldy, w + o * n_cols * s->size, least(n_out - o, K3_MUL_CHUNK_ROWS),
-                       n_cols, x + r * ldx, ldx, least(n_rows - r, group));
+            walk_group(s, y + r * ldy + o, ldy, w + o * n_cols * s->size, chunk, n_cols, x + r * ldx, ldx,
+                       least(n_rows - r, group));
+    }
 }
 
 void k3_mul_walk_mxfp4(k3_mxfp4_strips_fn *strips, size_t max_x, float *y, size_t ldy,

@@ -124,7 +124,7 @@ static int walk(struct flow *f, const struct k3_pass_job *j, const struct k3_mat
 uint32_t k3_pass_parts(uint32_t threads, uint32_t block_rows, uint32_t n_rows, uint32_t n_x)
 {
     uint32_t most = threads * K3_TASKS_PER_THREAD / n_x, least = (threads * K3_FEW_TASKS + n_x - 1) / n_x;
-    uint32_t n = n_rows < K3_MUL_BATCH_ROWS ? most : block_rows / K3_MUL_CHUNK_ROWS;
+    uint32_t n = n_rows < K3_MUL_BATCH_ROWS ? most : (block_rows + K3_MUL_CHUNK_ROWS - 1) / K3_MUL_CHUNK_ROWS;
 
     n = n > most ? most : n;
     return n < least ? least : n;
