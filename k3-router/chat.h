@@ -55,7 +55,8 @@ struct k3_chat_opts {
     enum k3_chat_tool_choice tool_choice;
 };
 
-/* A renderer: the fixed segments, encoded once.  t is borrowed and must outlive it. */
+/* A renderer: the fixed segments, encoded once.  t is borrowed and must outlive it.  Constant once open: any number of threads
+ * may render at once. */
 struct k3_chat;
 int k3_chat_open(struct k3_chat **out, const struct k3_tokenizer *t, struct k3_err *err);
 void k3_chat_close(struct k3_chat *c);

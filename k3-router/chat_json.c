@@ -367,7 +367,7 @@ int k3_json_escape(struct k3_buf *out, const char *text, size_t len_bytes)
         if (rc == 0)
             rc = k ? k3_buf_printf(out, "\\%c", to[k - from]) : k3_buf_printf(out, "\\u%04x", (unsigned)(uint8_t)c);
     }
-    return rc ? rc : k3_buf_append(out, text + done, len_bytes - done);
+    return rc || len_bytes == done ? rc : k3_buf_append(out, text + done, len_bytes - done);
 }
 
 static int write_string(struct k3_buf *out, struct k3_text t)

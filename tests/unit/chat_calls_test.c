@@ -154,6 +154,7 @@ static void test_values(void **state)
         { "no JSON: a string", TOOLS(F(ARG("key=\"n\" type=\"number\"", "1.2.3\"") ARG("key=\"o\" type=\"object\"", "{\"a\":1")
           ARG("key=\"z\" type=\"null\"", "") ARG("key=\"x\" type=\"number\"", "NaN"))) E,
           "[f {\"n\":\"1.2.3\\\"\",\"o\":\"{\\\"a\\\":1\",\"z\":\"\",\"x\":\"NaN\"}]", 0 },
+        { "no JSON and nothing before it", TOOLS(F(ARG("key=\"z\" type=\"null\"", ""))) E, "[f {\"z\":\"\"}]", 0 },
         { "the type that the model chose", TOOLS(F(ARG("key=\"n\" type=\"object\"", "7") ARG("key=\"u\" type=\"weird\"", "8")
           ARG("key=\"m\"", "x"))) E, "[f {\"n\":7,\"u\":8,\"m\":\"x\"}]", 0 },
         { "json element", TOOLS(F(JSON("{\"a\": [1]}"))) E, "[f {\"a\": [1]}]", 0 },
