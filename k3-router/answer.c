@@ -1,6 +1,7 @@
 #include "k3-router/answer.h"
 
 #include <errno.h>
+#include <stdlib.h>
 
 /* New response or raw text that has passed the stop texts. */
 static int show(struct k3_answer *a)
@@ -24,6 +25,49 @@ static int on_text(void *arg, enum k3_channel channel, const char *text, size_t 
     }
     rc = k3_stop_feed(&a->stop, text, len_bytes, &a->shown);
     return rc < 0 ? rc : show(a);
+}
+
+static struct k3_answer_call *new_call(struct k3_answer *a)
+{
+    struct k3_answer_call *more = reallocarray(a->call, a->n_calls + 1, sizeof(*more));
+
+    if (!more)
+        return NULL;
+    a->call = more;
+    more[a->n_calls] = (struct k3_answer_call){ 0 };
+    return &more[a->n_calls++];
+}
+
+static int on_call(void *arg, enum k3_call_event event, uint32_t index, const char *text, size_t len_bytes)
+{
+    struct k3_answer *a = arg;
+    struct k3_answer_call *c;
+    int rc = 0;
+
+    if (a->stop.hit) /* the answer is over */
+        return 0;
+    if (event == K3_CALL_BEGIN) { /* no stop text reaches over a call: what was held back comes before it */
+        rc = k3_stop_flush(&a->stop, &a->shown);
+        if (rc == 0)
+            rc = show(a);
+        c = new_call(a);
+        if (rc == 0)
+            rc = c ? k3_buf_append(&c->name, text, len_bytes) : -ENOMEM;
+    } else {
+        c = &a->call[index];
+        if (event == K3_CALL_ARGUMENTS)
+            rc = k3_buf_append(&c->arguments, text, len_bytes);
+        c->complete = event == K3_CALL_END;
+        a->n_complete += c->complete;
+    }
+    return rc == 0 && a->call_fn ? a->call_fn(a->arg, event, index, text, len_bytes) : rc;
+}
+
+void k3_answer_calls(struct k3_answer *a, uint32_t max_calls, k3_call_fn *fn)
+{
+    a->call_fn = fn;
+    if (a->mode == K3_ANSWER_CHAT)
+        k3_out_calls(&a->out, max_calls, on_call);
 }
 
 void k3_answer_open(struct k3_answer *a, const struct k3_tokenizer *t, enum k3_answer_mode mode, bool thinking,
@@ -79,6 +123,11 @@ void k3_answer_close(struct k3_answer *a)
 {
     if (a->mode == K3_ANSWER_CHAT)
         k3_out_close(&a->out);
+    for (size_t i = 0; i < a->n_calls; i++) {
+        k3_buf_free(&a->call[i].name);
+        k3_buf_free(&a->call[i].arguments);
+    }
+    free(a->call);
     k3_stop_free(&a->stop);
     k3_buf_free(&a->text);
     k3_buf_free(&a->thinking);

@@ -13,25 +13,9 @@
 #include "k3-router/chat.h"
 #include "k3-router/journal.h"
 #include "k3-router/tokenizer.h"
+#include "tests/fuzz/vocabulary.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
-
-static struct k3_tokenizer *vocabulary(void)
-{
-    static const char digit[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    static const char *const more[] = { "YWI= 256\n", "YWJj 257\n", "IGE= 258\n", "4pw= 259\n", "YWFh 260\n", "YWE= 261\n" };
-    struct k3_buf b = { 0 };
-    struct k3_tokenizer *t = NULL;
-
-    for (unsigned c = 0; c < 256; c++)
-        k3_buf_printf(&b, "%c%c== %u\n", digit[c >> 2], digit[(c & 3) << 4], c);
-    for (unsigned i = 0; i < 6; i++)
-        k3_buf_puts(&b, more[i]);
-    if (k3_tokenizer_parse(&t, b.bytes, b.len_bytes, "ranks", NULL, 0, NULL, NULL) < 0)
-        abort();
-    k3_buf_free(&b);
-    return t;
-}
 
 static void files(const char *a, size_t n_a, const char *b, size_t n_b)
 {
@@ -106,7 +90,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
     struct k3_journal_data journal;
 
     if (!t)
-        t = vocabulary();
+        t = fuzz_vocabulary();
     if (len < 1)
         return 0;
     b = memmem(a, len - 1, "\xff", 2);

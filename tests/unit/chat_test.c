@@ -1,5 +1,5 @@
-/* k3-router/chat.c and parse_out.c: published ids of spec/text.md 2.7, the demo model's turns, injection, generated ids of
- * every shape; answer.c with stop texts. */
+/* k3-router/chat.c and parse_out.c: the demo model's turns, injection, generated ids of every shape; answer.c with stop
+ * texts.  The published ids are in chat_request_test.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,80 +33,6 @@ static void render(const struct k3_chat *c, const struct k3_chat_message *m, siz
     out->n = 0;
     if (k3_chat_render(c, m, n, o, out, &err) < 0)
         fail_msg("%s", err.text);
-}
-
-static void one_vector(const struct k3_chat *c, const cJSON *v)
-{
-    struct k3_chat_message m[8] = { 0 };
-    struct k3_text part[8][4] = { 0 };
-    struct k3_chat_opts o = { .thinking = true };
-    const cJSON *opt = get(v, "opt"), *e, *p, *format = get(opt, "response_format");
-    struct k3_ids got = { 0 }, want = { 0 };
-    size_t n = 0;
-
-    cJSON_ArrayForEach(e, get(v, "messages")) {
-        const char *role = get(e, "role")->valuestring;
-        assert_true(n < 8);
-        m[n].role = strcmp(role, "system") == 0 ? K3_CHAT_SYSTEM : strcmp(role, "user") == 0 ? K3_CHAT_USER
-                                                                                             : K3_CHAT_ASSISTANT;
-        m[n].name = text_of(get(e, "name"));
-        m[n].reasoning = text_of(get(e, "reasoning_content"));
-        m[n].parts = part[n];
-        if (cJSON_IsString(get(e, "content")))
-            part[n][m[n].n_parts++] = text_of(get(e, "content"));
-        else
-            cJSON_ArrayForEach(p, get(e, "content"))
-                part[n][m[n].n_parts++] = text_of(get(p, "text"));
-        n++;
-    }
-    if (get(opt, "thinking"))
-        o.thinking = cJSON_IsTrue(get(opt, "thinking"));
-    if (cJSON_IsString(get(opt, "thinking_effort")))
-        o.effort = get(opt, "thinking_effort")->valuestring;
-    o.no_generation_prompt = cJSON_IsFalse(get(opt, "add_generation_prompt"));
-    if (format && strcmp(get(format, "type")->valuestring, "json_object") == 0)
-        o.format = K3_CHAT_JSON_OBJECT;
-    if (format && o.format == K3_CHAT_TEXT) {
-        /* The schema of the one vector that has one, with sorted keys. */
-        static const char schema[] =
-            "{\"properties\":{\"a\":{\"type\":\"string\"},\"b\":{\"type\":\"number\"}},\"type\":\"object\"}";
-        o.format = K3_CHAT_JSON_SCHEMA;
-        o.schema = (struct k3_text){ schema, strlen(schema) };
-    }
-    cJSON_ArrayForEach(e, get(v, "ids"))
-        k3_ids_push(&want, (uint32_t)e->valuedouble);
-    render(c, m, n, &o, &got);
-    assert_ids(&got, &want, get(v, "name")->valuestring);
-    k3_ids_free(&got);
-    k3_ids_free(&want);
-}
-
-static void test_published_chats(void **state)
-{
-    struct k3_tokenizer *t = vocab_released();
-    FILE *f = fopen("tests/data/chat_ids.jsonl", "r");
-    struct k3_chat *c = NULL;
-    char *line = NULL;
-    size_t cap = 0, n = 0;
-
-    (void)state;
-    assert_non_null(f);
-    if (!t) {
-        fclose(f);
-        skip();
-    }
-    assert_int_equal(k3_chat_open(&c, t, NULL), 0);
-    while (getline(&line, &cap, f) > 0) {
-        cJSON *v = cJSON_Parse(line);
-        one_vector(c, v);
-        cJSON_Delete(v);
-        n++;
-    }
-    assert_int_equal(n, 13);
-    fclose(f);
-    free(line);
-    k3_chat_close(c);
-    k3_tokenizer_close(t);
 }
 
 struct seen { struct k3_buf think, response; size_t n_calls; };
@@ -430,7 +356,7 @@ static void test_stop_texts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_published_chats), cmocka_unit_test(test_demo_turns), cmocka_unit_test(test_no_injection),
+        cmocka_unit_test(test_demo_turns), cmocka_unit_test(test_no_injection),
         cmocka_unit_test(test_render_refusals), cmocka_unit_test(test_parse_shapes), cmocka_unit_test(test_endless_tag),
         cmocka_unit_test(test_parse_random), cmocka_unit_test(test_stop_texts),
     };
