@@ -292,7 +292,7 @@ int k3_http_get_common(struct k3_http_req *q, const struct k3_json *o, struct k3
     if (rc == 0)
         rc = get_max(q, o, "max_completion_tokens", &p->max_tokens); /* this one wins */
     if (rc == 0)
-        rc = k3_http_get_number(q, o, "temperature", 0, 2, &p->temperature);
+        rc = k3_http_get_number(q, o, "temperature", 0, 100, &p->temperature);
     if (rc == 0)
         rc = k3_http_get_number(q, o, "top_p", 1e-9, 1, &p->top_p);
     if (rc == 0)
