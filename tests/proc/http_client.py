@@ -4,10 +4,11 @@ http_client.py ADDR:PORT many N PATH        < one body a line, in turn: N at onc
 http_client.py ADDR:PORT drip head|body S   sends a byte every 0.2 s; prints the seconds until it is cut, at most S
 http_client.py ADDR:PORT sip PATH BODY S    a stream of which a byte is read every 0.05 s for S seconds, then the rest
 http_client.py ADDR:PORT deaf PATH BODY S   a stream that is not read; prints the seconds until it is cut, at most S
+http_client.py - stamp                      < lines: each with the time at which it came
 http_client.py ADDR:PORT idle N             opens N connections, says so, and waits for a line on stdin"""
 import http.client, json, select, socket, sys, threading, time
 
-host, port = sys.argv[1].removeprefix("http://").rsplit(":", 1)
+host, port = (sys.argv[1].removeprefix("http://") + ":0").split(":")[:2]
 what, args = sys.argv[2], sys.argv[3:]
 
 
@@ -111,10 +112,15 @@ def deaf(path, body, limit):
     print("%.1f" % (time.time() - start))
 
 
+def stamp():
+    for line in sys.stdin:
+        print("%.6f %s" % (time.time(), line.rstrip("\r\n")), flush=True)
+
+
 def idle(n):
     all_of_them = [connect() for _ in range(int(n))]
     print("open", len(all_of_them), flush=True)
     sys.stdin.readline()
 
 
-sys.exit({"refused": refused, "many": many, "drip": drip, "sip": sip, "deaf": deaf, "idle": idle}[what](*args))
+sys.exit({"refused": refused, "many": many, "drip": drip, "sip": sip, "deaf": deaf, "idle": idle, "stamp": stamp}[what](*args))
