@@ -16,7 +16,7 @@ OPT_ubsan := -O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined
 OPT_tsan := -O1 -g -fsanitize=thread
 CPPFLAGS += -D_GNU_SOURCE -I. -DK3_BUILD=\"$(V)\"
 ALL_CFLAGS = -std=gnu11 $(WARN) -ffp-contract=off -fno-fast-math -pthread $(CFLAGS) $(OPT_$(V))
-LIBS := -luring -lnuma -lnng -lcjson -lpcre2-8 -ledit -lpthread -lm
+LIBS := -luring -lnuma -lnng -lcjson -lpcre2-8 -ledit -lmicrohttpd -lpthread -lm
 
 DAEMONS := k3-trunkd k3-expertd k3-computed k3-router k3-keeper
 TOOLS := $(patsubst tools/%.c,%,$(wildcard tools/k3*.c))

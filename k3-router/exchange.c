@@ -28,8 +28,7 @@ int k3_exchange_prompt(const struct k3_router *r, const char *text, size_t len_b
                          : k3_chat_render(r->chat, m + 1, 1, &o, out, err);
 }
 
-/* The ids that end an answer: those of generation_config.json and, with a tokenizer, [EOS] and <|end_of_msg|>. */
-static int stop_ids(const struct k3_router *r, struct k3_ids *out, struct k3_err *err)
+int k3_router_stop_ids(const struct k3_router *r, struct k3_ids *out, struct k3_err *err)
 {
     int rc = k3_ids_append(out, r->gen.eos.id, r->gen.eos.n);
 
@@ -173,7 +172,7 @@ int k3_exchange_new(struct k3_exchange *x, struct k3_router *r, struct k3_ids *p
     k3_answer_open(&x->answer, r->t, r->mode, r->thinking, r->opt.stop.item, r->opt.stop.n, show, x);
     rc = parameters(r, prompt->n, &p, err);
     if (rc == 0)
-        rc = stop_ids(r, &stop, err);
+        rc = k3_router_stop_ids(r, &stop, err);
     if (rc == 0) {
         shown = cJSON_CreateObject();
         texts = cJSON_AddArrayToObject(shown, "stop");

@@ -13,6 +13,8 @@
 
 #include "k3-router/router.h"
 
+#define DEFAULT_PARALLEL 4u
+
 struct job {
     struct job *next;
     long long index;
@@ -29,7 +31,7 @@ struct lines {
     pthread_mutex_t lock;
     pthread_cond_t news;
     struct job *head, *tail;
-    uint32_t n_jobs;
+    uint32_t n_jobs, parallel;
     bool eof;
     int write_rc;
     struct k3_err first; /* the first failure in order of the lines */
@@ -134,7 +136,7 @@ static int read_lines(struct lines *l, struct k3_err *err)
         cap = 0;
         at += (size_t)n;
         pthread_mutex_lock(&l->lock);
-        while (l->n_jobs >= l->r->opt.parallel && l->write_rc == 0)
+        while (l->n_jobs >= l->parallel && l->write_rc == 0)
             pthread_cond_wait(&l->news, &l->lock);
         if (l->tail)
             l->tail->next = j;
@@ -156,7 +158,8 @@ static int read_lines(struct lines *l, struct k3_err *err)
 
 int k3_router_lines(struct k3_router *r, struct k3_err *err)
 {
-    struct lines l = { .r = r, .lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER };
+    struct lines l = { .r = r, .lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER,
+                       .parallel = r->opt.parallel ? r->opt.parallel : DEFAULT_PARALLEL };
     pthread_t worker[64];
     uint32_t n = 0;
     int rc = 0;
@@ -164,10 +167,10 @@ int k3_router_lines(struct k3_router *r, struct k3_err *err)
     if (isatty(STDIN_FILENO))
         fprintf(stderr, "k3-router: reading prompts from the terminal, one a line; end with Ctrl-D\n");
     k3_router_catch_interrupts();
-    while (n < r->opt.parallel && pthread_create(&worker[n], NULL, work, &l) == 0)
+    while (n < l.parallel && pthread_create(&worker[n], NULL, work, &l) == 0)
         n++;
     if (n == 0)
-        return k3_fail(err, -EAGAIN, "--parallel %u: no thread could be started", r->opt.parallel);
+        return k3_fail(err, -EAGAIN, "--parallel %u: no thread could be started", l.parallel);
     rc = read_lines(&l, err);
     pthread_mutex_lock(&l.lock);
     l.eof = true;

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "ipc/daemon.h"
-#include "k3-router/router.h"
+#include "k3-router/http.h"
 
 int main(int argc, char **argv)
 {
@@ -16,7 +16,9 @@ int main(int argc, char **argv)
         return rc;
     rc = k3_router_open(&r, &err);
     if (rc == 0) {
-        if (r.opt.lines)
+        if (r.opt.http)
+            rc = k3_router_http(&r, &err);
+        else if (r.opt.lines)
             rc = k3_router_lines(&r, &err);
         else if (!r.opt.resume && !r.opt.ids && !r.opt.json && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO))
             rc = k3_router_terminal(&r, &err);

@@ -35,19 +35,33 @@ bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *sta
         { "seed", K3_OPT_STRING, &o->seed, "N", "of the sampling (default: a random one, which is recorded)", 0, 0 },
         { "stop", K3_OPT_LIST, &o->stop, "TEXT", "ends the answer before this text", 0, 0 },
         { "lines", K3_OPT_FLAG, &o->lines, NULL, "one prompt a line, one JSON object a line", 0, 0 },
-        { "parallel", K3_OPT_U32, &o->parallel, "N", "prompts at once with --lines (default 4)", 1, 64 },
+        { "parallel", K3_OPT_U32, &o->parallel, "N", "prompts at once with --lines (default 4), answers at once with --http (default: the\n"
+          "sequences of k3-computed)", 1, 64 },
         { "json", K3_OPT_FLAG, &o->json, NULL, "print one JSON object at the end instead of text as it comes", 0, 0 },
         { "logits", K3_OPT_STRING, &o->logits, "FILE", "write the float32 logits of the first generated position", 0, 0 },
         { "resume", K3_OPT_STRING, &o->resume, "ID", "show an earlier request's answer and go on with it", 0, 0 },
         { "state-dir", K3_OPT_STRING, &o->state_dir, "DIR",
           "journals and history (default $XDG_STATE_HOME/k3 or ~/.local/state/k3)", 0, 0 },
         { "wait", K3_OPT_U32, &o->wait_s, "S", "seconds to wait for a k3-computed that went away (default 60)", 0, 86400 },
+        { "http", K3_OPT_STRING, &o->http, "ADDR:PORT", "serve the OpenAI API there, until SIGTERM (docs/user/serving.md); port 0: any", 0, 0 },
+        { "api-key-file", K3_OPT_STRING, &o->api_key_file, "FILE", "with --http: keys, one a line; needed where others can connect", 0, 0 },
+        { "allow-host", K3_OPT_LIST, &o->allow_host, "NAME", "with --http and no keys: a further name in Host", 0, 0 },
+        { "cors", K3_OPT_LIST, &o->cors, "ORIGIN", "with --http: pages of this origin may ask (* all)", 0, 0 },
+        { "queue", K3_OPT_U32, &o->queue, "N", "with --http: requests that wait; more get 429 (default 32)", 0, 1000 },
+        { "connections", K3_OPT_U32, &o->connections, "N", "with --http: at most (default 256)", 1, 10000 },
+        { "ping", K3_OPT_U32, &o->ping_s, "S", "with --http: a comment in a stream that is silent for so long (default 5; 0 none)", 0, 3600 },
+        { "client-timeout", K3_OPT_U32, &o->client_timeout_s, "S", "with --http: for a client to send its request, or to take bytes\n"
+          "(default 60)", 1, 3600 },
+        { "served-name", K3_OPT_STRING, &o->served_name, "NAME", "with --http: of the model (default: its directory's)", 0, 0 },
+        { "log-level", K3_OPT_STRING, &o->daemon.log_level, "LEVEL", "with --http: error, warn, info or debug", 0, 0 },
+        { "supervised", K3_OPT_FLAG, &o->daemon.supervised, NULL, "with --http: leave when the parent process ends", 0, 0 },
         { NULL, K3_OPT_FLAG, NULL, NULL, NULL, 0, 0 },
     };
     uint64_t seed;
 
     *o = (struct k3_router_opts){ .temperature = NOT_GIVEN, .top_p = NOT_GIVEN,
-                                  .min_p = NOT_GIVEN, .top_k = UINT32_MAX, .parallel = 4, .wait_s = 60 };
+                                  .min_p = NOT_GIVEN, .top_k = UINT32_MAX, .wait_s = 60, .queue = 32, .connections = 256,
+                                  .ping_s = 5, .client_timeout_s = 60, .daemon = K3_DAEMON_OPTS_INIT };
     if (k3_opts_parse(table, "k3-router",
                       "asks k3-computed and shows the answer.  The whole of stdin is one prompt (without one trailing line\n"
                       "end); at a terminal it is a conversation.", argc, argv, NULL, status))
@@ -56,6 +70,14 @@ bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *sta
         return usage(status, "--chat, --raw, --ids and --resume exclude one another");
     if (o->lines && (o->ids || o->resume || o->logits))
         return usage(status, "--lines does not go with --ids, --resume or --logits");
+    if (o->http && (o->chat || o->raw || o->ids || o->resume || o->lines || o->json || o->system || o->logits || o->stop.n))
+        return usage(status, "--http serves; it does not go with --chat, --raw, --ids, --resume, --lines, --json, --system, "
+                     "--logits or --stop");
+    if (!o->http && (o->api_key_file || o->cors.n || o->allow_host.n || o->served_name || o->daemon.supervised))
+        return usage(status, "--api-key-file, --allow-host, --cors, --served-name and --supervised go with --http only");
+    if (o->served_name && (!*o->served_name || strlen(o->served_name) > 100 ||
+                           k3_utf8_check(o->served_name, strlen(o->served_name)) < strlen(o->served_name)))
+        return usage(status, "--served-name: 1 to 100 bytes of UTF-8");
     if (o->system && (o->raw || o->ids))
         return usage(status, "--system goes with --chat only");
     if ((o->think || o->effort) && (o->raw || o->ids))

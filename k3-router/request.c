@@ -460,7 +460,7 @@ static int take_events(struct run *r, const cJSON *events, struct k3_err *err)
     int rc = 0;
 
     cJSON_ArrayForEach(e, events) {
-        if (interrupted(r)) /* showing can take as long as its reader wants; the rest is not wanted */
+        if (interrupted(r) || (r->h->leave && r->h->leave(r->h->arg))) /* showing can take as long as its reader wants; the rest is not wanted */
             return 0;
         type = cJSON_GetObjectItemCaseSensitive(e, "type");
         if (!cJSON_IsString(type)) {
@@ -587,6 +587,15 @@ static int was_restarted(struct run *r, struct k3_err *err)
                       r->peer->rundir, a->generated.n, resume_hint(r, resume, sizeof(resume)));
 }
 
+static int leave(struct run *r, struct k3_err *err)
+{
+    char resume[HINT];
+
+    tell(r, "forget"); /* nobody is there to take what it would compute */
+    return k3_no_peer(err, -ECANCELED, "stopped after %zu tokens, which are safe; go on with: %s", r->a->generated.n,
+                      resume_hint(r, resume, sizeof(resume)));
+}
+
 static int run(struct run *r, struct k3_err *err)
 {
     struct k3_ask *a = r->a;
@@ -598,6 +607,8 @@ static int run(struct run *r, struct k3_err *err)
             tell(r, "cancel");
             return finish(r, K3_ASK_CANCELLED, -1, err);
         }
+        if (r->h->leave && r->h->leave(r->h->arg))
+            return leave(r, err);
         if (!unknown) {
             rc = poll_once(r, &unknown, err);
             if (rc == 0 && a->end == K3_ASK_RUNNING)

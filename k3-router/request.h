@@ -5,6 +5,7 @@
  *   RUNNING  -> LOST      the socket is gone, or computed does not know the id: it was restarted
  *   LOST     -> RUNNING   it answers again: poll, and when it does not know the id, submit with the tokens so far
  *   LOST     -> failed    nobody came back within wait_s (exit 3); the journal keeps the tokens for --resume
+ *   RUNNING  -> left      the caller leaves: forget; as failed, the journal keeps the tokens
  *   RUNNING  -> ENDED     done event, a stop text (the caller's token hook says so), or an interrupt: cancel, forget
  * A resumed request begins as LOST.
  * An answer is finished by the model that began it: its digest is in the journal and goes with every further submit.  When
@@ -68,7 +69,8 @@ struct k3_ask_hooks {
     void (*progress)(void *arg, const struct k3_ask_progress *p);
     void (*notice)(void *arg, const char *line);                       /* one line for the person, no newline */
     int (*logits)(void *arg, const void *bytes, size_t len_bytes);     /* float32 of the first generated position */
-    bool (*interrupted)(void *arg);
+    bool (*interrupted)(void *arg);                                    /* true: cancel */
+    bool (*leave)(void *arg);                                          /* true: give up for now; may be NULL */
 };
 /* model, state_dir: what the person has named, for the hints; NULL: nothing. */
 struct k3_ask_peer { const char *rundir, *instance; unsigned wait_s; const char *model, *state_dir; };

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "ipc/daemon.h"
 #include "ipc/err.h"
 #include "ipc/parse.h"
 #include "k3-router/answer.h"
@@ -22,8 +23,13 @@ struct k3_router_opts {
     double temperature, top_p, min_p; /* negative = not given */
     uint64_t max_tokens;              /* 0 = the rest of the context */
     const char *seed;                 /* NULL = a random one */
-    uint32_t top_k, parallel, wait_s;
+    uint32_t top_k, parallel, wait_s; /* parallel 0 = not given */
     struct k3_str_list stop;
+    /* --http */
+    const char *http, *api_key_file, *served_name;
+    struct k3_str_list cors, allow_host;
+    uint32_t queue, connections, ping_s, client_timeout_s;
+    struct k3_daemon_opts daemon;
 };
 
 /* Defaults that come with a model: generation_config.json. */
@@ -96,7 +102,10 @@ void k3_exchange_close(struct k3_exchange *x);
 int k3_exchange_prompt(const struct k3_router *r, const char *text, size_t len_bytes, struct k3_ids *out,
                        struct k3_err *err);
 
-/* The four ways to run. */
+/* The ids that end an answer: those of generation_config.json and, with a tokenizer, [EOS] and <|end_of_msg|>. */
+int k3_router_stop_ids(const struct k3_router *r, struct k3_ids *out, struct k3_err *err);
+
+/* The ways to run that are not --http. */
 int k3_router_oneshot(struct k3_router *r, struct k3_err *err);
 int k3_router_lines(struct k3_router *r, struct k3_err *err);
 int k3_router_terminal(struct k3_router *r, struct k3_err *err);

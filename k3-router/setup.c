@@ -262,17 +262,30 @@ static int check_logits(const char *path, struct k3_err *err)
     return 0;
 }
 
+static void block_signals(void)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
 int k3_router_open(struct k3_router *r, struct k3_err *err)
 {
     const struct k3_router_opts *o = &r->opt;
     int rc = o->logits ? check_logits(o->logits, err) : 0;
 
     if (rc == 0 && (o->instance || !o->resume)) /* else its journal names the instance */
-        rc = k3_router_find(r, o->instance ? o->instance : "default", o->resume, err);
+        rc = k3_router_find(r, o->instance ? o->instance : "default", o->resume || o->http, err);
     if (rc == 0)
         rc = k3_journal_dir(r->state_dir, sizeof(r->state_dir), o->state_dir, err);
     if (rc < 0)
         return rc;
+    if (o->http) /* before the threads that ask k3-computed: only the daemon's own sees signals */
+        block_signals();
     k3_journal_prune(r->state_dir, time(NULL), K3_JOURNAL_KEEP_FILES);
     signal(SIGPIPE, SIG_IGN);
     r->mode = o->ids ? K3_ANSWER_IDS : o->raw ? K3_ANSWER_RAW : K3_ANSWER_CHAT;
@@ -281,6 +294,9 @@ int k3_router_open(struct k3_router *r, struct k3_err *err)
     if (o->model)
         snprintf(r->model_dir, sizeof(r->model_dir), "%s", o->model);
     ask_info(r);
+    if (!r->model_dir[0] && o->http) /* a guess would be served for days */
+        return k3_no_peer(err, -ECONNREFUSED, "k3-computed of instance \"%s\" does not say which model it runs; start it first, or "
+                          "name the model: --model DIR", r->instance);
     if (!r->model_dir[0])
         demo_model(r);
     if (!r->model_dir[0])

@@ -5,6 +5,7 @@
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "ipc/err.h"
 #include "ipc/parse.h"
@@ -60,7 +61,10 @@ void k3_ctl_summarize(struct k3_ctl_summary *out, const struct k3_ctl_sample *no
 void k3_ctl_summary_json(const struct k3_ctl_summary *s, cJSON *to);
 
 int k3_ctl_stats(const struct k3_ctl_opt *o, struct k3_err *err);
-void k3_ctl_prometheus(const struct k3_ctl_opt *o, const struct k3_ctl_sample *s, uint32_t n);
+/* What `stats --json` prints, for all pages of the instance; also of /v1/k3/stats.  The caller's; NULL after a failure. */
+cJSON *k3_ctl_stats_all(const struct k3_ctl_opt *o, struct k3_err *err);
+/* Text format 0.0.4; also of /metrics. */
+void k3_ctl_prometheus(FILE *f, const struct k3_ctl_opt *o, const struct k3_ctl_sample *s, uint32_t n);
 
 /* Each returns 0 or a negative errno with words; err->exit_status is the program's. */
 int k3_ctl_ping(const struct k3_ctl_opt *o, struct k3_err *err);

@@ -7,10 +7,10 @@
 
 #include "tools/ctl.h"
 
-/* The keeper may be named, and is a member where k3-run lists it, but not every instance has one. */
-static const char *const weight_daemons[] = { "k3-trunkd", "k3-expertd", "k3-computed", "k3-keeper" };
+/* The keeper and a router that serves may be named, and are members where k3-run lists it, but not every instance has them. */
+static const char *const weight_daemons[] = { "k3-trunkd", "k3-expertd", "k3-computed", "k3-keeper", "k3-router" };
 #define N_WEIGHT 3
-#define N_NAMED 4
+#define N_NAMED 5
 
 int k3_ctl_name(char out[32], const char *word, struct k3_err *err)
 {
@@ -19,7 +19,7 @@ int k3_ctl_name(char out[32], const char *word, struct k3_err *err)
             snprintf(out, 32, "%s", weight_daemons[i]);
             return 0;
         }
-    return k3_refuse(err, -EINVAL, "daemon \"%.40s\": must be trunkd, expertd, computed or keeper", word);
+    return k3_refuse(err, -EINVAL, "daemon \"%.40s\": must be trunkd, expertd, computed, router or keeper", word);
 }
 
 static void add(struct k3_ctl_names *l, const char *name, size_t len)

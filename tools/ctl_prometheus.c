@@ -5,16 +5,16 @@
 
 #include "tools/ctl.h"
 
-static void print_help(const char *text)
+static void print_help(FILE *f, const char *text)
 {
     for (; *text; text++) {
         if (*text == '\\' || *text == '\n')
-            putchar('\\');
-        putchar(*text == '\n' ? 'n' : *text);
+            putc('\\', f);
+        putc(*text == '\n' ? 'n' : *text, f);
     }
 }
 
-static void print_histogram(const char *name, const char *instance, const struct k3_ctl_value *v)
+static void print_histogram(FILE *f, const char *name, const char *instance, const struct k3_ctl_value *v)
 {
     uint64_t seen = 0;
     unsigned last = 0;
@@ -24,27 +24,27 @@ static void print_histogram(const char *name, const char *instance, const struct
             last = b;
     for (unsigned b = 0; b <= last && b < K3_HIST_BUCKETS - 1; b++) {
         seen += v->v[b];
-        printf("%s_bucket{instance=\"%s\",le=\"%" PRIu64 "\"} %" PRIu64 "\n", name, instance,
+        fprintf(f, "%s_bucket{instance=\"%s\",le=\"%" PRIu64 "\"} %" PRIu64 "\n", name, instance,
                b ? (((uint64_t)1 << (b - 1)) - 1) * 2 + 1 : 0, seen);
     }
     seen = 0;
     for (unsigned b = 0; b < K3_HIST_BUCKETS; b++)
         seen += v->v[b];
-    printf("%s_bucket{instance=\"%s\",le=\"+Inf\"} %" PRIu64 "\n", name, instance, seen);
-    printf("%s_sum{instance=\"%s\"} %" PRIu64 "\n", name, instance, v->v[K3_HIST_BUCKETS]);
-    printf("%s_count{instance=\"%s\"} %" PRIu64 "\n", name, instance, seen);
+    fprintf(f, "%s_bucket{instance=\"%s\",le=\"+Inf\"} %" PRIu64 "\n", name, instance, seen);
+    fprintf(f, "%s_sum{instance=\"%s\"} %" PRIu64 "\n", name, instance, v->v[K3_HIST_BUCKETS]);
+    fprintf(f, "%s_count{instance=\"%s\"} %" PRIu64 "\n", name, instance, seen);
 }
 
-void k3_ctl_prometheus(const struct k3_ctl_opt *o, const struct k3_ctl_sample *s, uint32_t n)
+void k3_ctl_prometheus(FILE *f, const struct k3_ctl_opt *o, const struct k3_ctl_sample *s, uint32_t n)
 {
     static const char *const kind[] = { "counter", "gauge", "histogram" };
 
-    puts("# HELP k3_up whether the daemon holds its lock\n# TYPE k3_up gauge");
+    fputs("# HELP k3_up whether the daemon holds its lock\n# TYPE k3_up gauge\n", f);
     for (uint32_t i = 0; i < n; i++)
-        printf("k3_up{instance=\"%s\",daemon=\"%s\"} %d\n", o->instance, s[i].daemon, s[i].alive);
-    puts("# HELP k3_generation how often the daemon was started\n# TYPE k3_generation gauge");
+        fprintf(f, "k3_up{instance=\"%s\",daemon=\"%s\"} %d\n", o->instance, s[i].daemon, s[i].alive);
+    fputs("# HELP k3_generation how often the daemon was started\n# TYPE k3_generation gauge\n", f);
     for (uint32_t i = 0; i < n; i++)
-        printf("k3_generation{instance=\"%s\",daemon=\"%s\"} %u\n", o->instance, s[i].daemon,
+        fprintf(f, "k3_generation{instance=\"%s\",daemon=\"%s\"} %u\n", o->instance, s[i].daemon,
                s[i].generation);
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < s[i].n; k++) {
@@ -56,12 +56,12 @@ void k3_ctl_prometheus(const struct k3_ctl_opt *o, const struct k3_ctl_sample *s
             for (char *p = name; *p; p++)
                 if (*p == '-' || *p == '.')
                     *p = '_';
-            printf("# HELP %s ", name);
-            print_help(v->help);
-            printf(" (%s)\n# TYPE %s %s\n", v->unit, name, kind[v->kind]);
+            fprintf(f, "# HELP %s ", name);
+            print_help(f, v->help);
+            fprintf(f, " (%s)\n# TYPE %s %s\n", v->unit, name, kind[v->kind]);
             if (v->kind == K3_HISTOGRAM)
-                print_histogram(name, o->instance, v);
+                print_histogram(f, name, o->instance, v);
             else
-                printf("%s{instance=\"%s\"} %" PRIu64 "\n", name, o->instance, v->v[0]);
+                fprintf(f, "%s{instance=\"%s\"} %" PRIu64 "\n", name, o->instance, v->v[0]);
         }
 }

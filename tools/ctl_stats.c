@@ -173,11 +173,10 @@ static void print_summary(const struct k3_ctl_opt *o, const struct k3_ctl_summar
 
 /* ---- JSON: the pages once more, as ipc/stats_json.h has them ---- */
 
-static int print_json(const struct k3_ctl_opt *o, const struct k3_ctl_names *names,
-                      const struct k3_ctl_summary *sum, struct k3_err *err)
+static cJSON *make_json(const struct k3_ctl_opt *o, const struct k3_ctl_names *names,
+                        const struct k3_ctl_summary *sum, struct k3_err *err)
 {
     cJSON *root = cJSON_CreateObject(), *daemons;
-    char *text;
     int rc = 0;
 
     cJSON_AddStringToObject(root, "instance", o->instance);
@@ -198,12 +197,23 @@ static int print_json(const struct k3_ctl_opt *o, const struct k3_ctl_names *nam
     }
     if (sum)
         k3_ctl_summary_json(sum, cJSON_AddObjectToObject(root, "summary"));
-    text = rc == 0 ? (o->watch_s > 0 ? cJSON_PrintUnformatted(root) : cJSON_Print(root)) : NULL;
+    if (rc == 0)
+        return root;
+    cJSON_Delete(root);
+    return NULL;
+}
+
+static int print_json(const struct k3_ctl_opt *o, const struct k3_ctl_names *names,
+                      const struct k3_ctl_summary *sum, struct k3_err *err)
+{
+    cJSON *root = make_json(o, names, sum, err);
+    char *text = !root ? NULL : o->watch_s > 0 ? cJSON_PrintUnformatted(root) : cJSON_Print(root);
+
     if (text)
         puts(text);
     cJSON_free(text);
     cJSON_Delete(root);
-    return rc;
+    return root ? 0 : err->code;
 }
 
 struct look { struct k3_ctl_sample s[K3_CTL_DAEMONS]; uint32_t n; };
@@ -267,7 +277,7 @@ int k3_ctl_stats(const struct k3_ctl_opt *o, struct k3_err *err)
         if (o->json) {
             rc = print_json(o, &names, all ? &sum : NULL, err);
         } else if (o->prometheus) {
-            k3_ctl_prometheus(o, now.s, now.n);
+            k3_ctl_prometheus(stdout, o, now.s, now.n);
         } else {
             if (o->watch_s > 0 && tty)
                 fputs("\033[H\033[J", stdout);
@@ -294,4 +304,19 @@ int k3_ctl_stats(const struct k3_ctl_opt *o, struct k3_err *err)
     look_free(&now);
     look_free(&before);
     return rc;
+}
+
+cJSON *k3_ctl_stats_all(const struct k3_ctl_opt *o, struct k3_err *err)
+{
+    struct look now = { .n = 0 };
+    struct k3_ctl_names names = { .n = 0 };
+    struct k3_ctl_summary sum;
+    cJSON *root = NULL;
+
+    if (take(&now, o, &names, err) == 0) {
+        k3_ctl_summarize(&sum, now.s, now.n, NULL, 0);
+        root = make_json(o, &names, &sum, err);
+    }
+    look_free(&now);
+    return root;
 }

@@ -137,7 +137,7 @@ by_hand() { # by_hand NAME: a k3-trunkd of its own instance; sets HAND
     fails 3 'no statistics pages.*; start it with: run/k3-run up --instance' "$K3_BIN/k3ctl" --instance "$INSTANCE-none" stats
     fails 3 'is not running.*; start it with: run/k3-run up --instance' "$K3_BIN/k3ctl" --instance "$INSTANCE-none" info
     # What no daemon of the instance is, and an option that a command would pass over, are refused.
-    fails 2 'daemon "router": must be trunkd, expertd, computed or keeper$' ctl ping router
+    fails 2 'daemon "rooter": must be trunkd, expertd, computed, router or keeper$' ctl ping rooter
     fails 2 'ping does not take --watch' ctl ping --watch 1
     fails 2 'ping does not take --prometheus' ctl ping --prometheus
     fails 2 'stats does not take --timeout' ctl stats --timeout 3

@@ -87,7 +87,7 @@ no_processes() { ! pgrep -f -- "--instance $INSTANCE( |\$)"; }
     refused 2 'did you mean --sequences' k3run up --seqences 3
     refused 2 'did you mean --foreground' k3run up --forground
     refused 2 'unknown option --zzz; see' k3run up --zzz 3
-    refused 2 'http is not there yet' k3run up --http 127.0.0.1:80
+    refused 2 'api-key-file goes with --http only' k3run up --api-key-file keys
     refused 2 'needs a value' "$ROOT/run/k3-run" up --ctx
     refused 2 'ctx needs a value' k3run up --ctx ''
     refused 2 'takes no value' k3run up --foreground=yes

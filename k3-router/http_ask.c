@@ -1,0 +1,635 @@
+/* Completions: a body becomes a job, the job waits for its turn, and a thread of its own asks k3-computed. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "k3-router/chat_request.h"
+#include "k3-router/http.h"
+#include "shm/segment.h"
+
+#define TEXT_MAX_TOKENS 16u   /* of /v1/completions, as its documentation has it */
+#define CHAT_MAX_TOKENS 4096u /* when k3-computed does not say how long a sequence may be */
+#define AUTO_PARALLEL_MAX 24u /* k3-computed answers 32 polls at once */
+#define PRUNE_EVERY 200u
+#define RETRY_NS 100000000l
+
+/* ---- hooks: all on the job's own thread ---- */
+
+static void send_piece(struct k3_http_job *j, int rc)
+{
+    struct k3_http *h = j->q->h;
+
+    pthread_mutex_lock(&h->lock);
+    if (rc)
+        atomic_store(&j->q->gone, true); /* no memory: a hole in the stream would be worse than its end */
+    else
+        k3_http_send(j->q, j->piece.bytes, j->piece.len_bytes);
+    pthread_mutex_unlock(&h->lock);
+    j->piece.len_bytes = 0;
+}
+
+static int on_text(void *arg, enum k3_channel channel, const char *text, size_t len_bytes)
+{
+    struct k3_http_job *j = arg;
+
+    if (j->c.stream)
+        send_piece(j, k3_http_chunk_text(j, channel, text, len_bytes));
+    return 0;
+}
+
+static int on_call(void *arg, enum k3_call_event event, uint32_t index, const char *text, size_t len_bytes)
+{
+    struct k3_http_job *j = arg;
+
+    if (j->c.stream && (event == K3_CALL_BEGIN || event == K3_CALL_ARGUMENTS))
+        send_piece(j, k3_http_chunk_call(j, event, index, text, len_bytes));
+    return 0;
+}
+
+static int on_token(void *arg, uint32_t token)
+{
+    struct k3_http_job *j = arg;
+
+    if (j->api == K3_HTTP_CHAT && j->answer.out.state == K3_OUT_IN_THINK)
+        j->n_reasoning++;
+    pthread_mutex_lock(&j->q->h->lock);
+    j->progress.n_tokens = j->q->n_generated = j->ask.generated.n;
+    pthread_mutex_unlock(&j->q->h->lock);
+    return k3_answer_feed(&j->answer, token);
+}
+
+static void on_progress(void *arg, const struct k3_ask_progress *p)
+{
+    struct k3_http_job *j = arg;
+
+    pthread_mutex_lock(&j->q->h->lock);
+    snprintf(j->progress.phase, sizeof(j->progress.phase), "%s", p->phase);
+    snprintf(j->progress.waiting, sizeof(j->progress.waiting), "%s", strcmp(p->waiting, "none") ? p->waiting : "");
+    j->progress.layer = p->layer;
+    j->progress.layers = p->layers;
+    j->progress.bytes_per_s = p->bytes_per_s;
+    j->progress.eta_s = p->eta_s;
+    pthread_mutex_unlock(&j->q->h->lock);
+}
+
+static void on_notice(void *arg, const char *line)
+{
+    struct k3_http_job *j = arg;
+
+    if (j->c.stream)
+        send_piece(j, k3_buf_printf(&j->piece, ": %s\n\n", line));
+}
+
+static bool on_interrupted(void *arg)
+{
+    const struct k3_http_job *j = arg;
+
+    return atomic_load(&j->q->gone);
+}
+
+static bool stopping(void *arg)
+{
+    const struct k3_http_job *j = arg;
+    bool stop;
+
+    pthread_mutex_lock(&j->q->h->lock);
+    stop = j->q->h->stopping;
+    pthread_mutex_unlock(&j->q->h->lock);
+    return stop;
+}
+
+void k3_http_job_line(const struct k3_http_req *q, char *out, size_t len)
+{
+    const struct k3_http_job *j = q->job;
+    unsigned before = 0;
+    size_t n;
+
+    if (q->phase == K3_HTTP_QUEUED) {
+        for (const struct k3_http_job *i = q->h->queue_head; i && i != j; i = i->next)
+            before++;
+        snprintf(out, len, "queued, %u before it, %u running", before, q->h->n_running);
+        return;
+    }
+    n = (size_t)snprintf(out, len, "%s", j->progress.phase[0] ? j->progress.phase : "starting");
+    if (j->progress.layers > 0)
+        n += (size_t)snprintf(out + n, len - n, " layer %.0f/%.0f", j->progress.layer, j->progress.layers);
+    n += (size_t)snprintf(out + n, len - n, " tokens %zu", j->progress.n_tokens);
+    if (j->progress.bytes_per_s > 0)
+        n += (size_t)snprintf(out + n, len - n, " %.2f GB/s", j->progress.bytes_per_s / 1e9);
+    if (j->progress.eta_s >= 1)
+        n += (size_t)snprintf(out + n, len - n, " ETA %.0f s", j->progress.eta_s);
+    if (j->progress.waiting[0])
+        snprintf(out + n, len - n, " waiting for %s", j->progress.waiting);
+}
+
+/* ---- the end of a job ---- */
+
+static void job_free(struct k3_http_job *j)
+{
+    struct k3_http_req *q = j->q;
+
+    k3_answer_close(&j->answer);
+    k3_ask_free(&j->ask);
+    k3_http_common_free(&j->c);
+    k3_buf_free(&j->piece);
+    free(j);
+    k3_http_req_unref(q);
+}
+
+/* The last bytes.  status 0: the answer is whole. */
+static void finish(struct k3_http_job *j, int status, const char *text, const char *end)
+{
+    struct k3_http_req *q = j->q;
+    struct k3_http *h = q->h;
+    int rc;
+
+    j->piece.len_bytes = 0;
+    if (j->c.stream)
+        rc = status ? k3_http_chunk_error(j, status, text) : k3_http_chunk_last(j);
+    else
+        rc = status ? k3_http_error_json(&j->piece, status, NULL, NULL, text) : k3_http_whole(j);
+    pthread_mutex_lock(&h->lock);
+    q->end = end;
+    q->job = NULL;
+    q->phase = K3_HTTP_ENDED;
+    if (rc)
+        atomic_store(&q->gone, true);
+    if (j->c.stream || q->sending || q->status) {
+        k3_http_send(q, j->piece.bytes, j->piece.len_bytes);
+    } else {
+        if (status)
+            k3_http_error(q, status, NULL, NULL, "%s", text);
+        else if (k3_buf_append(&q->out, j->piece.bytes, j->piece.len_bytes) < 0)
+            k3_http_error(q, 500, NULL, NULL, "no memory for the reply");
+        else
+            k3_http_reply(q, 200, "application/json");
+    }
+    k3_http_end(q);
+    pthread_mutex_unlock(&h->lock);
+}
+
+void k3_http_job_drop(struct k3_http_job *j, bool cancelled)
+{
+    if (cancelled)
+        k3_journal_end(&j->ask.journal, k3_ask_end_name(K3_ASK_CANCELLED), -1, NULL);
+    else
+        finish(j, 503, "the server stops; ask again later", "stopped");
+    job_free(j);
+}
+
+static void account(struct k3_http_job *j)
+{
+    const struct k3_ask *a = &j->ask;
+    struct k3_http *h = j->q->h;
+    struct k3_stats *s = k3_daemon_stats(h->daemon);
+    double seconds;
+
+    k3_stat_add(s, K3_HS_GENERATED, a->generated.n);
+    if (a->first_ns)
+        k3_stat_hist(s, K3_HS_FIRST, a->first_ns - a->start_ns);
+    if (!a->end_ns)
+        return;
+    k3_stat_hist(s, K3_HS_SECONDS, a->end_ns - a->start_ns);
+    seconds = (double)(a->end_ns - a->start_ns) / 1e9;
+    pthread_mutex_lock(&h->lock);
+    h->answer_s = h->answer_s > 0 ? 0.75 * h->answer_s + 0.25 * seconds : seconds;
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* ---- one job ---- */
+
+/* One that is being restarted is worth waiting for; k3_ask_run takes its absence for an answer. */
+static void await_peer(struct k3_http_job *j)
+{
+    static const struct timespec pause = { 0, RETRY_NS };
+    const struct k3_router *r = j->q->h->r;
+    uint64_t until = k3_now_ns() + r->opt.wait_s * 1000000000ull;
+
+    while (!k3_lock_alive(r->rundir, "k3-computed") && !on_interrupted(j) && !stopping(j) && k3_now_ns() < until)
+        nanosleep(&pause, NULL);
+}
+
+static void run(struct k3_http_job *j)
+{
+    const struct k3_router *r = j->q->h->r;
+    struct k3_ask_hooks hooks = { .arg = j, .token = on_token, .progress = on_progress, .notice = on_notice,
+                                  .interrupted = on_interrupted, .leave = stopping };
+    struct k3_ask_peer peer = { r->rundir, r->instance, r->opt.wait_s, r->opt.model, r->opt.state_dir };
+    struct k3_err err = K3_ERR_INIT;
+    int rc, flush;
+
+    await_peer(j);
+    rc = k3_ask_run(&j->ask, &peer, &hooks, &err);
+    flush = k3_answer_finish(&j->answer);
+    if (rc == 0 && flush < 0)
+        rc = k3_fail(&err, flush, "the end of the answer: %s", strerror(-flush));
+    account(j);
+    if (rc < 0 && err.exit_status != K3_EXIT_REFUSED)
+        k3_log(K3_LOG_WARN, "answer_failed", "id=%s text=\"%.400s\"", j->ask.id, err.text);
+    if (rc < 0)
+        finish(j, k3_http_status_of(&err), err.text, "failed");
+    else
+        finish(j, 0, NULL, j->ask.end == K3_ASK_CANCELLED ? "client_gone" : k3_http_finish_reason(j));
+}
+
+static void *run_thread(void *arg)
+{
+    struct k3_http_job *j = arg;
+    struct k3_http *h = j->q->h;
+
+    run(j);
+    job_free(j);
+    pthread_mutex_lock(&h->lock);
+    h->n_running--;
+    k3_http_dispatch(h);
+    pthread_cond_broadcast(&h->news);
+    pthread_mutex_unlock(&h->lock);
+    return NULL;
+}
+
+/* ---- the queue ---- */
+
+static unsigned parallel(const struct k3_http *h)
+{
+    uint64_t n = h->r->opt.parallel ? h->r->opt.parallel : h->peer.sequences;
+
+    return n == 0 ? 1 : h->r->opt.parallel || n <= AUTO_PARALLEL_MAX ? (unsigned)n : AUTO_PARALLEL_MAX;
+}
+
+static void unqueue(struct k3_http *h, struct k3_http_job *j)
+{
+    struct k3_http_job **p = &h->queue_head;
+
+    while (*p != j)
+        p = &(*p)->next;
+    *p = j->next;
+    if (!*p)
+        h->queue_tail = p;
+    j->next = NULL;
+    h->n_queued--;
+}
+
+void k3_http_dispatch(struct k3_http *h)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    while (h->queue_head && h->n_running < parallel(h) && !h->stopping) {
+        struct k3_http_job *j = h->queue_head;
+
+        j->q->phase = K3_HTTP_RUNNING;
+        if (pthread_create(&thread, &attr, run_thread, j) != 0) { /* the next tick tries again */
+            j->q->phase = K3_HTTP_QUEUED;
+            break;
+        }
+        unqueue(h, j);
+        h->n_running++;
+    }
+    pthread_attr_destroy(&attr);
+}
+
+void k3_http_job_leave(struct k3_http_req *q)
+{
+    struct k3_http *h = q->h;
+    struct k3_http_job *j = q->job;
+
+    if (q->phase != K3_HTTP_QUEUED)
+        return;
+    unqueue(h, j);
+    q->phase = K3_HTTP_ENDED;
+    q->end = "client_gone";
+    q->job = NULL;
+    j->next = h->left;
+    h->left = j;
+    pthread_cond_broadcast(&h->news);
+}
+
+/* Takes a place in the queue, or refuses. */
+static int reserve(struct k3_http_req *q)
+{
+    struct k3_http *h = q->h;
+    char why[800];
+    unsigned n;
+    int rc;
+
+    pthread_mutex_lock(&h->lock);
+    rc = k3_http_family_ready(h, why, sizeof(why));
+    n = h->n_running + h->n_queued + h->n_reserved;
+    if (rc < 0) {
+        k3_http_error(q, 503, NULL, NULL, "%s", why);
+    } else if (n >= parallel(h) + h->r->opt.queue) {
+        q->retry_after_s = h->answer_s > 1 ? h->answer_s < 3600 ? (unsigned)h->answer_s : 3600 : 1;
+        k3_http_error(q, 429, NULL, "queue_full", "%u answers are running and %u requests wait; the limit is %u: try again later",
+                      h->n_running, h->n_queued, h->r->opt.queue);
+        rc = -EAGAIN;
+    } else {
+        h->n_reserved++;
+    }
+    pthread_mutex_unlock(&h->lock);
+    return rc;
+}
+
+/* Seconds to the first token, by the passes and answers so far; negative: nothing is known. */
+static double first_token_s(const struct k3_http_job *j)
+{
+    const struct k3_http *h = j->q->h;
+    double rows = h->peer.batch_rows ? (double)h->peer.batch_rows : 1, ahead, passes, pass_ns;
+    struct k3_stats s;
+
+    if (k3_stats_open(&s, h->r->instance, "k3-computed", NULL) < 0)
+        return -1;
+    passes = (double)k3_stats_value(&s, "passes");
+    pass_ns = (double)k3_stats_value(&s, "pass_ns");
+    k3_stats_close(&s);
+    ahead = (double)(h->n_running + h->n_queued + 1) - parallel(h);
+    if (passes < 1 || (ahead > 0 && h->answer_s <= 0))
+        return -1;
+    return (ahead > 0 ? ahead / parallel(h) * h->answer_s : 0) + ((double)j->ask.prompt.n + rows - 1) / rows * pass_ns / passes / 1e9;
+}
+
+static void enqueue(struct k3_http_job *j)
+{
+    struct k3_http_req *q = j->q;
+    struct k3_http *h = q->h;
+
+    pthread_mutex_lock(&h->lock);
+    h->n_reserved--;
+    q->refs++;
+    q->job = j;
+    q->n_prompt = j->ask.prompt.n;
+    q->eta_s = first_token_s(j);
+    q->phase = K3_HTTP_QUEUED;
+    *h->queue_tail = j;
+    h->queue_tail = &j->next;
+    h->n_queued++;
+    if (j->c.stream) {
+        q->stream = true;
+        q->status = 200;
+        q->type = "text/event-stream";
+        k3_http_send(q, j->piece.bytes, j->piece.len_bytes);
+    }
+    j->piece.len_bytes = 0;
+    k3_http_dispatch(h);
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* ---- preparing ---- */
+
+/* The context must hold prompt and answer.  Fills in max_tokens where it was not given. */
+static int check_context(struct k3_http_req *q, struct k3_http_job *j, size_t n_prompt)
+{
+    uint64_t ctx, *max = &j->c.params.max_tokens, otherwise = j->api == K3_HTTP_TEXT ? TEXT_MAX_TOKENS : CHAT_MAX_TOKENS, left;
+    const char *text = "the prompt has %zu tokens, the answer may have %llu: together more than the %llu of this server's context";
+
+    pthread_mutex_lock(&q->h->lock);
+    ctx = q->h->peer.ctx;
+    pthread_mutex_unlock(&q->h->lock);
+    left = n_prompt < ctx ? ctx - n_prompt : 0;
+    if (ctx && (left == 0 || (*max != UINT64_MAX && *max > left))) {
+        k3_http_error(q, 400, left ? "max_tokens" : j->api == K3_HTTP_CHAT ? "messages" : "prompt", "context_length_exceeded", text,
+                      n_prompt, (unsigned long long)(*max == UINT64_MAX || *max == 0 ? 1 : *max), (unsigned long long)ctx);
+        return -EINVAL;
+    }
+    if (*max == UINT64_MAX || (*max == 0 && j->api == K3_HTTP_CHAT))
+        *max = ctx ? left : CHAT_MAX_TOKENS;
+    else if (*max == 0)
+        *max = ctx && left < otherwise ? left : otherwise;
+    return 0;
+}
+
+static cJSON *shown(const struct k3_http_job *j)
+{
+    const struct k3_router *r = j->q->h->r;
+    cJSON *o = cJSON_CreateObject(), *texts = cJSON_AddArrayToObject(o, "stop");
+
+    cJSON_AddStringToObject(o, "mode", j->api == K3_HTTP_CHAT ? "chat" : "raw");
+    cJSON_AddBoolToObject(o, "thinking", j->thinking);
+    cJSON_AddStringToObject(o, "model", r->model_dir);
+    cJSON_AddStringToObject(o, "instance", r->instance);
+    for (size_t i = 0; i < j->c.n_stop; i++)
+        cJSON_AddItemToArray(texts, cJSON_CreateString(j->c.stop[i]));
+    return o;
+}
+
+static void prune(struct k3_http *h)
+{
+    bool due;
+
+    pthread_mutex_lock(&h->lock);
+    due = ++h->n_asked % PRUNE_EVERY == 0;
+    pthread_mutex_unlock(&h->lock);
+    if (due)
+        k3_journal_prune(h->r->state_dir, time(NULL), K3_JOURNAL_KEEP_FILES);
+}
+
+/* The journal, and all that the job needs.  A negative return: k3_http_error is still due. */
+static int make_ask(struct k3_http_job *j, struct k3_ids *prompt, struct k3_err *err)
+{
+    struct k3_router *r = j->q->h->r;
+    struct k3_ids stop = { 0 };
+    int rc = 0;
+
+    if (!j->c.seeded && getrandom(&j->c.params.seed, sizeof(j->c.params.seed), 0) != (ssize_t)sizeof(j->c.params.seed))
+        rc = k3_fail(err, -errno, "seed: getrandom: %s", strerror(errno));
+    if (rc == 0)
+        rc = k3_router_stop_ids(r, &stop, err);
+    if (rc == 0)
+        rc = k3_ask_new(&j->ask, prompt, &j->c.params, stop.id, stop.n, shown(j), r->state_dir, err);
+    k3_ids_free(&stop);
+    if (rc < 0)
+        return rc;
+    k3_answer_open(&j->answer, r->t, j->api == K3_HTTP_CHAT ? K3_ANSWER_CHAT : K3_ANSWER_RAW, j->thinking,
+                   (const char *const *)j->c.stop, j->c.n_stop, on_text, j);
+    if (j->api == K3_HTTP_CHAT)
+        k3_answer_calls(&j->answer, j->max_calls, on_call);
+    if (j->c.stream && k3_http_chunk_first(j))
+        return k3_fail(err, -ENOMEM, "no memory");
+    return 0;
+}
+
+/* prompt is taken over, and so is j. */
+static void admit(struct k3_http_req *q, struct k3_http_job *j, struct k3_ids *prompt)
+{
+    struct k3_err err = K3_ERR_INIT;
+    struct k3_http *h = q->h;
+    int rc = check_context(q, j, prompt->n);
+
+    if (rc == 0 && (rc = reserve(q)) == 0) {
+        pthread_mutex_lock(&h->lock);
+        if (h->peer.digest[0])
+            snprintf(j->fingerprint, sizeof(j->fingerprint), "k3-%.16s", h->peer.digest);
+        pthread_mutex_unlock(&h->lock);
+        rc = make_ask(j, prompt, &err);
+        if (rc == 0) {
+            k3_http_count(h, K3_HS_ANSWERS, 1);
+            k3_http_count(h, K3_HS_PROMPT, j->ask.prompt.n);
+            enqueue(j);
+            prune(h);
+            return;
+        }
+        pthread_mutex_lock(&h->lock);
+        h->n_reserved--;
+        k3_http_error(q, k3_http_status_of(&err), NULL, NULL, "%s", err.text);
+        pthread_mutex_unlock(&h->lock);
+    }
+    k3_ids_free(prompt);
+    pthread_mutex_lock(&h->lock);
+    q->refs++; /* that job_free lets go */
+    pthread_mutex_unlock(&h->lock);
+    job_free(j);
+}
+
+static struct k3_http_job *new_job(struct k3_http_req *q, enum k3_http_api api)
+{
+    struct k3_http_job *j = calloc(1, sizeof(*j));
+
+    if (!j) {
+        k3_http_error(q, 503, NULL, NULL, "no memory");
+        return NULL;
+    }
+    j->q = q;
+    j->api = api;
+    j->ask = (struct k3_ask)K3_ASK_INIT;
+    j->created = time(NULL);
+    return j;
+}
+
+static int prompt_of(struct k3_http_req *q, const struct k3_json *o, struct k3_ids *out)
+{
+    static const char want[] = "a text, an array of token ids, or an array of one of these";
+    const struct k3_tokenizer *t = q->h->r->t;
+    const struct k3_json *v = k3_json_value(o, "prompt");
+    struct k3_err err = K3_ERR_INIT;
+    int rc = 0;
+
+    if (v && v->type == K3_JSON_ARRAY && v->n == 1 && v->child->type != K3_JSON_NUMBER)
+        v = v->child;
+    if (!v || (v->type != K3_JSON_STRING && v->type != K3_JSON_ARRAY))
+        return k3_http_field_refused(q, "prompt", want);
+    if (v->type == K3_JSON_ARRAY)
+        rc = k3_http_get_ids(q, v, "prompt", k3_tokenizer_n_vocab(t), out);
+    else if ((rc = k3_tokenizer_encode(t, v->text.bytes, v->text.len_bytes, out, &err)) < 0)
+        k3_http_error(q, k3_http_status_of(&err), "prompt", NULL, "%s", err.text);
+    if (rc == 0 && out->n == 0)
+        rc = k3_http_field_refused(q, "prompt", "not empty");
+    return rc;
+}
+
+static int refuse_text_only(struct k3_http_req *q, const struct k3_json *o)
+{
+    const struct k3_json *suffix = k3_json_value(o, "suffix");
+    int64_t best_of = 1;
+    bool echo = false;
+    int rc = k3_http_get_bool(q, o, "echo", &echo);
+
+    if (rc == 0)
+        rc = k3_http_get_whole(q, o, "best_of", 1, 1, &best_of);
+    if (rc == 0 && echo)
+        rc = k3_http_field_refused(q, "echo", "false; this server has no other");
+    if (rc == 0 && suffix && !(suffix->type == K3_JSON_STRING && suffix->text.len_bytes == 0))
+        rc = k3_http_field_refused(q, "suffix", "absent; this server has none");
+    return rc;
+}
+
+void k3_http_post_completions(struct k3_http_req *q)
+{
+    static const char *const own[] = { "prompt", "echo", "suffix", "best_of", NULL };
+    struct k3_http_job *j = new_job(q, K3_HTTP_TEXT);
+    struct k3_json_doc doc = { 0 };
+    struct k3_ids prompt = { 0 };
+    int rc;
+
+    if (!j)
+        return;
+    rc = k3_http_body(q, &doc);
+    if (rc == 0)
+        rc = k3_http_known(q, doc.node, own, k3_http_common_fields);
+    if (rc == 0)
+        rc = refuse_text_only(q, doc.node);
+    if (rc == 0)
+        rc = k3_http_get_common(q, doc.node, &j->c);
+    if (rc == 0)
+        rc = prompt_of(q, doc.node, &prompt);
+    k3_json_free(&doc);
+    if (rc == 0) {
+        admit(q, j, &prompt);
+        return;
+    }
+    k3_ids_free(&prompt);
+    k3_http_common_free(&j->c);
+    free(j);
+}
+
+/* ---- chat ---- */
+
+int k3_http_chat_known(struct k3_http_req *q, const struct k3_json *o, const char *const *also)
+{
+    int rc = 0;
+
+    for (const struct k3_json *v = o->child; v && rc == 0; v = v->next) {
+        struct k3_json member = *v;
+        struct k3_json one = { .type = K3_JSON_OBJECT, .n = 1, .child = &member };
+
+        member.next = NULL;
+        if (!k3_chat_request_has(v->key))
+            rc = k3_http_known(q, &one, also, NULL);
+    }
+    return rc;
+}
+
+static int chat_prompt(struct k3_http_req *q, const struct k3_json *o, struct k3_http_job *j, struct k3_ids *out)
+{
+    const struct k3_router *r = q->h->r;
+    struct k3_chat_opts defaults = { .thinking = r->thinking, .effort = r->gen.effort };
+    struct k3_chat_request chat = { 0 };
+    struct k3_err err = K3_ERR_INIT;
+    int rc = k3_chat_request_read(&chat, o, &defaults, &err);
+
+    if (rc == 0)
+        rc = k3_chat_request_render(&chat, r->chat, out, &err);
+    if (rc < 0)
+        k3_http_error(q, rc == -ENOMEM ? 503 : 400, chat.param[0] ? chat.param : NULL, rc == -ENOMEM ? NULL : "invalid_value", "%s",
+                      err.text);
+    if (j) {
+        j->thinking = chat.starts_thinking;
+        j->max_calls = chat.max_calls;
+    }
+    k3_chat_request_free(&chat);
+    return rc;
+}
+
+int k3_http_chat_ids(struct k3_http_req *q, const struct k3_json *o, struct k3_ids *out)
+{
+    return chat_prompt(q, o, NULL, out);
+}
+
+void k3_http_post_chat(struct k3_http_req *q)
+{
+    struct k3_http_job *j = new_job(q, K3_HTTP_CHAT);
+    struct k3_json_doc doc = { 0 };
+    struct k3_ids prompt = { 0 };
+    int rc;
+
+    if (!j)
+        return;
+    rc = k3_http_body(q, &doc);
+    if (rc == 0)
+        rc = k3_http_chat_known(q, doc.node, k3_http_common_fields);
+    if (rc == 0)
+        rc = k3_http_get_common(q, doc.node, &j->c);
+    if (rc == 0)
+        rc = chat_prompt(q, doc.node, j, &prompt);
+    k3_json_free(&doc);
+    if (rc == 0) {
+        admit(q, j, &prompt);
+        return;
+    }
+    k3_ids_free(&prompt);
+    k3_http_common_free(&j->c);
+    free(j);
+}
