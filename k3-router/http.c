@@ -222,6 +222,8 @@ int k3_router_http(struct k3_router *r, struct k3_err *err)
         rc = listen_on(&h, err);
     allow_descriptors();
     if (rc == 0)
+        k3_http_orphans(r);
+    if (rc == 0)
         rc = start_mhd(&h, err);
     if (rc == 0)
         rc = start_threads(&h, err);

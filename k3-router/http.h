@@ -267,6 +267,9 @@ void k3_http_job_line(const struct k3_http_req *q, char *out, size_t len);
 /* Of one that never ran, without the lock.  cancelled: its journal says so; else it can be resumed. */
 void k3_http_job_drop(struct k3_http_job *j, bool cancelled);
 
+/* http_orphans.c: once, before this server's first answer. */
+void k3_http_orphans(const struct k3_router *r);
+
 /* http_shape.c: chunks and bodies.  All fill j->piece; 0 or -ENOMEM. */
 int k3_http_chunk_first(struct k3_http_job *j);
 int k3_http_chunk_text(struct k3_http_job *j, enum k3_channel channel, const char *text, size_t len_bytes);

@@ -409,6 +409,7 @@ static cJSON *shown(const struct k3_http_job *j)
 
     cJSON_AddStringToObject(o, "mode", j->api == K3_HTTP_CHAT ? "chat" : "raw");
     cJSON_AddBoolToObject(o, "thinking", j->thinking);
+    cJSON_AddBoolToObject(o, "http", true);
     cJSON_AddStringToObject(o, "model", r->model_dir);
     cJSON_AddStringToObject(o, "instance", r->instance);
     for (size_t i = 0; i < j->c.n_stop; i++)

@@ -113,7 +113,7 @@ static ssize_t read_out(void *cls, uint64_t pos, char *buf, size_t max)
     (void)pos;
     pthread_mutex_lock(&q->h->lock);
     n = q->out.len_bytes - q->sent;
-    if (atomic_load(&q->gone)) {
+    if (atomic_load(&q->gone) || (q->h->leaving && n == 0 && !q->ended)) {
         pthread_mutex_unlock(&q->h->lock);
         return MHD_CONTENT_READER_END_WITH_ERROR;
     }

@@ -264,7 +264,9 @@ enum MHD_Result k3_http_access(void *cls, struct MHD_Connection *mhd, const char
         return MHD_YES;
     }
     pthread_mutex_lock(&h->lock);
-    if (q->phase == K3_HTTP_READING && !q->ended) {
+    if (h->leaving) /* nobody would take it, and none may be suspended any more */
+        atomic_store(&q->gone, true);
+    if (q->phase == K3_HTTP_READING && !q->ended && !atomic_load(&q->gone)) {
         q->phase = K3_HTTP_PREPARING;
         q->refs++;
         *h->prepare_tail = q;

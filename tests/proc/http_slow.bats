@@ -152,7 +152,23 @@ whole() { # whole NAME
     [ ! -e "/dev/shm/k3.$(id -u).$INSTANCE.k3-router.stats" ]
 }
 
+@test "a server that was killed leaves an answer: the next one ends it, and it can be resumed" {
+    serve
+    in_background a "{$SOME,\"stream\":true}"
+    a=$PID
+    arrived a 'data: .*"text":"..*"' 20
+    kill -KILL "$SERVER"
+    wait $a || true
+    serve
+    server_says 'event=orphan_ended' 5
+    idle 5
+    id=$(sed 's/^[0-9.]* //' "$BATS_TEST_TMPDIR/a" | events | head -1 | jq -r .id)
+    router --resume "${id#cmpl-}" | cmp - "$BATS_FILE_TMPDIR/whole"
+    stop_server
+}
+
 @test "k3-run up --http: a member like the others" {
+    stop_server || true # an earlier test has ended it
     down
     run up --ctx 512 --http 0.0.0.0:0
     [ "$status" -eq 2 ]
