@@ -101,7 +101,8 @@ struct k3_http_req {
     unsigned retry_after_s;      /* 0 none */
     double eta_s;                /* negative: none */
     bool stream;                 /* server-sent events */
-    bool sending, suspended, ended;
+    bool sending, suspended;
+    _Atomic bool ended; /* the reply is whole; looked at by the thread that watches, too */
     struct k3_buf out;           /* out.bytes + sent is what the client has not taken yet */
     size_t sent;
     uint64_t start_ns, out_ns;   /* out_ns: something was last added to out */

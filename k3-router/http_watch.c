@@ -21,7 +21,7 @@ static const char *overdue(const struct k3_http *h, const struct k3_http_conn *c
     if (!q)
         return now - (c->line_ns ? c->line_ns : c->idle_ns) > limit ? c->line_ns ? "header" : "request" : NULL;
     if (q->phase == K3_HTTP_READING)
-        return now - q->body_ns > limit + q->body.len_bytes / BODY_BYTES_PER_S * 1000000000ull ? "body" : NULL;
+        return now - q->body_ns > limit + q->body_bytes / BODY_BYTES_PER_S * 1000000000ull ? "body" : NULL;
     return NULL;
 }
 
