@@ -72,6 +72,7 @@ whole() { # whole NAME
     cancelled=$(stat_of k3-computed cancelled)
     curl -sS -N -m 60 "$URL/v1/completions" --data-binary "{$LONG,\"stream\":true}" >/dev/null 3>&- &
     b=$!
+    for _ in $(seq 100); do [ "$(stat_of k3-computed sequences_running)" = 2 ] && break; sleep 0.05; done
     curl -sS -m 60 "$URL/v1/completions" --data-binary "{$LONG}" >/dev/null 3>&- &
     c=$! # two run, this one waits
     for _ in $(seq 100); do [ "$(stat_of k3-router answers_queued)" = 1 ] && [ "$(stat_of k3-computed sequences_running)" = 2 ] && break; sleep 0.05; done
