@@ -44,9 +44,9 @@ struct k3_mul_part {
 /* All n_out rows of W of the chunk at w against nx rows of x. */
 typedef void k3_mul_strips_fn(const struct k3_mul_part *p, const char *w, size_t n_out, size_t nx);
 struct k3_mul_strips {
-    k3_mul_strips_fn *stream;        /* few rows of x: all columns at once */
+    k3_mul_strips_fn *stream;        /* fewer than K3_MUL_BATCH_ROWS rows of x: all columns at once */
     k3_mul_strips_fn *first, *again; /* more: for W that may lie in memory; that is in the cache */
-    size_t stream_x, max_x, size;    /* rows of x of `stream`, of a panel, at most; bytes of a weight */
+    size_t max_x, size;              /* rows of x of a panel at most; bytes of a weight */
 };
 typedef void k3_mxfp4_strips_fn(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
                                 size_t n_out, size_t n_groups, const float *x, size_t ldx,
@@ -59,12 +59,12 @@ void k3_mul_walk_mxfp4(k3_mxfp4_strips_fn *strips, size_t max_x, float *y, size_
                        const uint8_t *packed, const uint8_t *scale, size_t n_out, size_t n_cols,
                        const float *x, size_t ldx, size_t n_rows);
 /* The product of a dtype from its strips, stream_NAME, first_strips_NAME and strips_NAME. */
-#define K3_DEFINE_MUL(set, name, size, stream_x, max_x)                                            \
+#define K3_DEFINE_MUL(set, name, size, max_x)                                                      \
     void k3_##set##_mul_##name(float *y, size_t ldy, const void *w, size_t n_out, size_t n_cols,   \
                                const float *x, size_t ldx, size_t n_rows)                          \
     {                                                                                              \
         static const struct k3_mul_strips s = {stream_##name, first_strips_##name, strips_##name,  \
-                                               stream_x, max_x, size};                             \
+                                               max_x, size};                                       \
         k3_mul_walk(&s, y, ldy, w, n_out, n_cols, x, ldx, n_rows);                                 \
     }
 

@@ -55,7 +55,7 @@ void k3_mul_walk(const struct k3_mul_strips *s, float *y, size_t ldy, const char
 {
     size_t group = s->max_x * share((n_rows + s->max_x - 1) / s->max_x, GROUP_PANELS);
 
-    if (n_rows && n_rows <= s->stream_x) {
+    if (n_rows && n_rows < K3_MUL_BATCH_ROWS) {
         struct k3_mul_part p = {y, ldy, NULL, x, ldx, n_cols, 0, n_cols, NULL};
         s->stream(&p, w, n_out, n_rows);
         return;

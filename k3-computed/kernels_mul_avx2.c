@@ -169,9 +169,9 @@ STRIPS(strips_f16, K3_F16, 0)
 STRIPS(first_strips_bf16, K3_BF16, 1)
 STRIPS(strips_bf16, K3_BF16, 0)
 
-K3_DEFINE_MUL(avx2, f32, 4, MAX_X, MAX_X)
-K3_DEFINE_MUL(avx2, f16, 2, MAX_X, MAX_X)
-K3_DEFINE_MUL(avx2, bf16, 2, MAX_X, MAX_X)
+K3_DEFINE_MUL(avx2, f32, 4, MAX_X)
+K3_DEFINE_MUL(avx2, f16, 2, MAX_X)
+K3_DEFINE_MUL(avx2, bf16, 2, MAX_X)
 
 float k3_avx2_dot(const float *a, const float *b, size_t n)
 {
@@ -186,6 +186,7 @@ float k3_avx2_dot(const float *a, const float *b, size_t n)
  * the weights come out in order when bytes and zeros are put next to each other; that keeps most of
  * the work off the two units that can shuffle or shift.  x comes split (kernels.h). */
 #define MAX_X4 4
+typedef __m256 mxfp4_chains[MAX_X4][2];
 
 /* even[h], odd[h]: lanes 8h to 8h+7 of columns 2j and 2j+1. */
 INLINE void weights(__m256 even[2], __m256 odd[2], const uint8_t *packed, uint8_t scale)
@@ -210,7 +211,7 @@ INLINE void weights(__m256 even[2], __m256 odd[2], const uint8_t *packed, uint8_
 }
 
 /* One group of one row of W against nx rows of x. */
-INLINE void group(__m256 acc[MAX_X4][2], const uint8_t *packed, uint8_t scale, const float *x, size_t ldx, const size_t nx)
+INLINE void group(mxfp4_chains acc, const uint8_t *packed, uint8_t scale, const float *x, size_t ldx, const size_t nx)
 {
     __m256 even[2], odd[2];
     weights(even, odd, packed, scale);
@@ -224,41 +225,15 @@ INLINE void group(__m256 acc[MAX_X4][2], const uint8_t *packed, uint8_t scale, c
         }
 }
 
-#define LINE_GROUPS 4 /* of one line of memory */
-
-/* `no` rows, `apart` rows from one another; see tile_streams. */
-INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale, size_t n_groups, const float *x,
-                       size_t ldx, size_t apart, const size_t no, const size_t nx)
+INLINE void clear(mxfp4_chains acc, const size_t nx)
 {
-    size_t g = 0, whole = n_groups / LINE_GROUPS * LINE_GROUPS;
-    __m256 acc[MAX_O][MAX_X4][2];
 #pragma GCC unroll 8
-    for (size_t n = 0; n < no; n++)
-#pragma GCC unroll 8
-        for (size_t r = 0; r < nx; r++)
-            acc[n][r][0] = acc[n][r][1] = _mm256_setzero_ps();
-    for (; g < whole; g += LINE_GROUPS) {
-#pragma GCC unroll 8
-        for (size_t n = 0; n < no; n++) {
-            size_t at = n * apart * n_groups + g;
-            _mm_prefetch(packed + at * LANES + K3_MUL_AHEAD, _MM_HINT_T0);
-            if (g % 16 == 0) /* the address of each look-up waits for them */
-                _mm_prefetch(scale + at + K3_MUL_AHEAD / 4, _MM_HINT_T0);
-        }
-#pragma GCC unroll 8
-        for (size_t u = 0; u < LINE_GROUPS; u++)
-#pragma GCC unroll 8
-            for (size_t n = 0; n < no; n++) {
-                size_t at = n * apart * n_groups + g + u;
-                group(acc[n], packed + at * LANES, scale[at], x + (g + u) * 2 * LANES, ldx, nx);
-            }
-    }
-    for (; g < n_groups; g++)
-#pragma GCC unroll 8
-        for (size_t n = 0; n < no; n++) {
-            size_t at = n * apart * n_groups + g;
-            group(acc[n], packed + at * LANES, scale[at], x + g * 2 * LANES, ldx, nx);
-        }
+    for (size_t r = 0; r < nx; r++)
+        acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+}
+
+INLINE void store_sums(float *y, size_t ldy, size_t apart, mxfp4_chains acc[MAX_O], const size_t no, const size_t nx)
+{
 #pragma GCC unroll 8
     for (size_t r = 0; r < nx; r++)
 #pragma GCC unroll 8
@@ -266,27 +241,8 @@ INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_
             y[r * ldy + n * apart] = tree(acc[n][r][0], acc[n][r][1]);
 }
 
-INLINE void strip_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
-                        size_t n_out, size_t n_groups, const float *x, size_t ldx, const size_t nx)
-{
-    const size_t streams = nx == 1 ? 3 : nx == 2 ? 2 : 1;
-    size_t apart = n_out / streams;
-    for (size_t o = 0; o < apart; o++)
-        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx, apart, streams, nx);
-    for (size_t o = apart * streams; o < n_out; o++)
-        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx, 0, 1, nx);
-}
-
-static void strips_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
-                         size_t n_out, size_t n_groups, const float *x, size_t ldx, size_t nx)
-{
-    switch (nx) {
-    case 1: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 1); break;
-    case 2: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 2); break;
-    case 3: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 3); break;
-    default: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 4); break;
-    }
-}
+#define MXFP4_STREAMS(nx) ((nx) == 1 ? 3 : (nx) == 2 ? 2 : 1)
+#include "k3-computed/kernels_mxfp4.h"
 
 void k3_avx2_mul_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
                        size_t n_out, size_t n_cols, const float *x, size_t ldx, size_t n_rows)

@@ -157,7 +157,6 @@ INLINE void tile(const struct k3_mul_part *p, const char *w, size_t o, const siz
 }
 
 #define STREAMS 4
-#define MAX_STREAM_X 4
 #define RUN 32 /* columns of one stream at a time */
 
 /* Rows o, o + apart, o + 2 apart, .. of W, over all columns.  With tile after tile each of them is one stream through memory,
@@ -259,9 +258,9 @@ STRIPS(strips_f16, K3_F16, 0)
 STRIPS(first_strips_bf16, K3_BF16, 1)
 STRIPS(strips_bf16, K3_BF16, 0)
 
-K3_DEFINE_MUL(avx512, f32, 4, MAX_STREAM_X, MAX_X)
-K3_DEFINE_MUL(avx512, f16, 2, MAX_STREAM_X, MAX_X)
-K3_DEFINE_MUL(avx512, bf16, 2, MAX_STREAM_X, MAX_X)
+K3_DEFINE_MUL(avx512, f32, 4, MAX_X)
+K3_DEFINE_MUL(avx512, f16, 2, MAX_X)
+K3_DEFINE_MUL(avx512, bf16, 2, MAX_X)
 
 float k3_avx512_dot(const float *a, const float *b, size_t n)
 {
@@ -276,9 +275,10 @@ float k3_avx512_dot(const float *a, const float *b, size_t n)
  * table takes no vector unit, where multiplying one by the scale did: eight rows of x, 85% of the
  * peak instead of 72%. */
 #define MAX_X4 4
+typedef __m512 mxfp4_chains[MAX_X]; /* as store_sums takes them */
 
 /* One group of one row of W against nx rows of x. */
-INLINE void group(__m512 acc[MAX_X], const uint8_t *packed, uint8_t scale, const float *x, size_t ldx, const size_t nx)
+INLINE void group(mxfp4_chains acc, const uint8_t *packed, uint8_t scale, const float *x, size_t ldx, const size_t nx)
 {
     __m512 table = _mm512_load_ps(k3_mxfp4_tables[scale]);
     __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i_u *)packed));
@@ -292,61 +292,15 @@ INLINE void group(__m512 acc[MAX_X], const uint8_t *packed, uint8_t scale, const
         acc[r] = _mm512_fmadd_ps(odd, _mm512_loadu_ps(x + r * ldx + LANES), acc[r]);
 }
 
-#define LINE_GROUPS 4 /* of one line of memory */
-
-/* `no` rows, `apart` rows from one another; see tile_streams. */
-INLINE void tile_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale, size_t n_groups, const float *x,
-                       size_t ldx, size_t apart, const size_t no, const size_t nx)
+INLINE void clear(mxfp4_chains acc, const size_t nx)
 {
-    size_t g = 0, whole = n_groups / LINE_GROUPS * LINE_GROUPS;
-    __m512 acc[MAX_O][MAX_X];
 #pragma GCC unroll 8
-    for (size_t n = 0; n < no; n++)
-#pragma GCC unroll 8
-        for (size_t r = 0; r < nx; r++)
-            acc[n][r] = _mm512_setzero_ps();
-    for (; g < whole; g += LINE_GROUPS) {
-#pragma GCC unroll 8
-        for (size_t u = 0; u < LINE_GROUPS; u++)
-#pragma GCC unroll 8
-            for (size_t n = 0; n < no; n++) {
-                size_t at = n * apart * n_groups + g + u;
-                if (u == 0)
-                    _mm_prefetch(packed + at * LANES + K3_MUL_AHEAD, _MM_HINT_T0);
-                if (u == 0 && g % 16 == 0) /* the address of each look-up waits for them */
-                    _mm_prefetch(scale + at + K3_MUL_AHEAD / 4, _MM_HINT_T0);
-                group(acc[n], packed + at * LANES, scale[at], x + (g + u) * 2 * LANES, ldx, nx);
-            }
-    }
-    for (; g < n_groups; g++)
-#pragma GCC unroll 8
-        for (size_t n = 0; n < no; n++) {
-            size_t at = n * apart * n_groups + g;
-            group(acc[n], packed + at * LANES, scale[at], x + g * 2 * LANES, ldx, nx);
-        }
-    store_sums(y, ldy, apart, acc, no, nx);
+    for (size_t r = 0; r < nx; r++)
+        acc[r] = _mm512_setzero_ps();
 }
 
-INLINE void strip_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
-                        size_t n_out, size_t n_groups, const float *x, size_t ldx, const size_t nx)
-{
-    size_t apart = n_out / STREAMS;
-    for (size_t o = 0; o < apart; o++)
-        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx, apart, STREAMS, nx);
-    for (size_t o = apart * STREAMS; o < n_out; o++)
-        tile_mxfp4(y + o, ldy, packed + o * n_groups * LANES, scale + o * n_groups, n_groups, x, ldx, 0, 1, nx);
-}
-
-static void strips_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
-                         size_t n_out, size_t n_groups, const float *x, size_t ldx, size_t nx)
-{
-    switch (nx) {
-    case 1: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 1); break;
-    case 2: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 2); break;
-    case 3: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 3); break;
-    default: strip_mxfp4(y, ldy, packed, scale, n_out, n_groups, x, ldx, 4); break;
-    }
-}
+#define MXFP4_STREAMS(nx) STREAMS
+#include "k3-computed/kernels_mxfp4.h"
 
 void k3_avx512_mul_mxfp4(float *y, size_t ldy, const uint8_t *packed, const uint8_t *scale,
                          size_t n_out, size_t n_cols, const float *x, size_t ldx, size_t n_rows)

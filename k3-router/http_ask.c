@@ -500,7 +500,37 @@ static struct k3_http_job *new_job(struct k3_http_req *q, enum k3_http_api api)
     return j;
 }
 
-static int prompt_of(struct k3_http_req *q, const struct k3_json *o, struct k3_ids *out)
+/* known: refuses fields that this path has not; make_prompt: makes the ids, and what of the job depends on them. */
+static void post(struct k3_http_req *q, enum k3_http_api api, int (*known)(struct k3_http_req *q, const struct k3_json *o),
+                 int (*make_prompt)(struct k3_http_req *q, const struct k3_json *o, struct k3_http_job *j, struct k3_ids *out))
+{
+    struct k3_http_job *j = new_job(q, api);
+    struct k3_json_doc doc = { 0 };
+    struct k3_ids prompt = { 0 };
+    int rc;
+
+    if (!j)
+        return;
+    rc = k3_http_body(q, &doc);
+    if (rc == 0)
+        rc = known(q, doc.node);
+    if (rc == 0)
+        rc = k3_http_get_common(q, doc.node, &j->c);
+    if (rc == 0)
+        rc = make_prompt(q, doc.node, j, &prompt);
+    k3_json_free(&doc);
+    if (rc == 0) {
+        admit(q, j, &prompt);
+        return;
+    }
+    k3_ids_free(&prompt);
+    k3_http_common_free(&j->c);
+    free(j);
+}
+
+/* ---- completions ---- */
+
+static int text_prompt(struct k3_http_req *q, const struct k3_json *o, struct k3_http_job *j, struct k3_ids *out)
 {
     static const char want[] = "a text, an array of token ids, or an array of one of these";
     const struct k3_tokenizer *t = q->h->r->t;
@@ -508,6 +538,7 @@ static int prompt_of(struct k3_http_req *q, const struct k3_json *o, struct k3_i
     struct k3_err err = K3_ERR_INIT;
     int rc = 0;
 
+    (void)j;
     if (v && v->type == K3_JSON_ARRAY && v->n == 1 && v->child->type != K3_JSON_NUMBER)
         v = v->child;
     if (!v || (v->type != K3_JSON_STRING && v->type != K3_JSON_ARRAY))
@@ -521,13 +552,16 @@ static int prompt_of(struct k3_http_req *q, const struct k3_json *o, struct k3_i
     return rc;
 }
 
-static int refuse_text_only(struct k3_http_req *q, const struct k3_json *o)
+static int text_known(struct k3_http_req *q, const struct k3_json *o)
 {
+    static const char *const own[] = { "prompt", "echo", "suffix", "best_of", NULL };
     const struct k3_json *suffix = k3_json_value(o, "suffix");
     int64_t best_of = 1;
     bool echo = false;
-    int rc = k3_http_get_bool(q, o, "echo", &echo);
+    int rc = k3_http_known(q, o, own, k3_http_common_fields);
 
+    if (rc == 0)
+        rc = k3_http_get_bool(q, o, "echo", &echo);
     if (rc == 0)
         rc = k3_http_get_whole(q, o, "best_of", 1, 1, &best_of);
     if (rc == 0 && echo)
@@ -539,31 +573,7 @@ static int refuse_text_only(struct k3_http_req *q, const struct k3_json *o)
 
 void k3_http_post_completions(struct k3_http_req *q)
 {
-    static const char *const own[] = { "prompt", "echo", "suffix", "best_of", NULL };
-    struct k3_http_job *j = new_job(q, K3_HTTP_TEXT);
-    struct k3_json_doc doc = { 0 };
-    struct k3_ids prompt = { 0 };
-    int rc;
-
-    if (!j)
-        return;
-    rc = k3_http_body(q, &doc);
-    if (rc == 0)
-        rc = k3_http_known(q, doc.node, own, k3_http_common_fields);
-    if (rc == 0)
-        rc = refuse_text_only(q, doc.node);
-    if (rc == 0)
-        rc = k3_http_get_common(q, doc.node, &j->c);
-    if (rc == 0)
-        rc = prompt_of(q, doc.node, &prompt);
-    k3_json_free(&doc);
-    if (rc == 0) {
-        admit(q, j, &prompt);
-        return;
-    }
-    k3_ids_free(&prompt);
-    k3_http_common_free(&j->c);
-    free(j);
+    post(q, K3_HTTP_TEXT, text_known, text_prompt);
 }
 
 /* ---- chat ---- */
@@ -609,28 +619,12 @@ int k3_http_chat_ids(struct k3_http_req *q, const struct k3_json *o, struct k3_i
     return chat_prompt(q, o, NULL, out);
 }
 
+static int chat_known(struct k3_http_req *q, const struct k3_json *o)
+{
+    return k3_http_chat_known(q, o, k3_http_common_fields);
+}
+
 void k3_http_post_chat(struct k3_http_req *q)
 {
-    struct k3_http_job *j = new_job(q, K3_HTTP_CHAT);
-    struct k3_json_doc doc = { 0 };
-    struct k3_ids prompt = { 0 };
-    int rc;
-
-    if (!j)
-        return;
-    rc = k3_http_body(q, &doc);
-    if (rc == 0)
-        rc = k3_http_chat_known(q, doc.node, k3_http_common_fields);
-    if (rc == 0)
-        rc = k3_http_get_common(q, doc.node, &j->c);
-    if (rc == 0)
-        rc = chat_prompt(q, doc.node, j, &prompt);
-    k3_json_free(&doc);
-    if (rc == 0) {
-        admit(q, j, &prompt);
-        return;
-    }
-    k3_ids_free(&prompt);
-    k3_http_common_free(&j->c);
-    free(j);
+    post(q, K3_HTTP_CHAT, chat_known, chat_prompt);
 }

@@ -132,6 +132,11 @@ fail_family() { # fail_family NAME STATUS
 longer_delay() { # longer_delay NAME
     m_delay[$1]=$((m_delay[$1] == 0 ? 500 : m_delay[$1] * 2 > 10000 ? 10000 : m_delay[$1] * 2))
 }
+start_later() { # start_later NAME MS
+    m_state[$1]=waiting
+    set_now_ms
+    m_due[$1]=$((now_ms + $2))
+}
 member_ended() { # member_ended NAME STATUS
     local n=$1 how reason line level event delay=0
     end_of "$2"
@@ -161,16 +166,12 @@ member_ended() { # member_ended NAME STATUS
         if [ "$delay" -eq 0 ]; then
             start_member "$n"
         else
-            m_state[$n]=waiting
-            set_now_ms
-            m_due[$n]=$((now_ms + delay))
+            start_later "$n" "$delay"
         fi
     else
         m_restarts[$n]=$((m_restarts[$n] + 1))
         longer_delay "$n"
-        m_state[$n]=waiting
-        set_now_ms
-        m_due[$n]=$((now_ms + m_delay[$n]))
+        start_later "$n" "${m_delay[$n]}"
         line="name=$n pid=${m_pid[$n]} $how next_try_ms=${m_delay[$n]}"
         reason_of "$n"
         say error member_failed "$line text=\"${reason//\"/\'}\""

@@ -36,6 +36,8 @@ double k3_bench_median(const double *v, size_t n);
 const char *k3_bench_spread(const double *v, size_t n, char out[64]);
 /* Progress on stderr, over the line before at a terminal; at most one a second.  NULL takes the line away. */
 void k3_bench_progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Refused when need_bytes are more than this process can get: "NEED are needed OF_WHAT, LEFT are available (why): HINT". */
+int k3_bench_memory_check(uint64_t need_bytes, const char *of_what, const char *hint, struct k3_err *err);
 /* For struct k3_pass_hooks: progress within a pass, and its end when this is to stop.  doing: what the pass is for. */
 int k3_bench_on_layer(void *doing, uint32_t layer, uint32_t n_layers);
 /* Says why it ended when rc < 0; the exit status. */

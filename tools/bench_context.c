@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "ipc/daemon.h"
-#include "ipc/memory.h"
 #include "k3-computed/engine.h"
 #include "k3-computed/kernels.h"
 #include "k3-computed/pass.h"
@@ -56,21 +55,16 @@ static int check_memory(const struct bench_context *b, struct k3_err *err)
 {
     const struct k3_bench_setup *s = &b->setup;
     const struct k3_config *c = &s->model->cfg;
-    uint64_t states = 0, need, left;
-    struct k3_memory m;
-    char why[256];
+    uint64_t states = 0, need;
+    char what[128];
 
     for (uint32_t i = 0; i < LENGTHS; i++)
         states += k3_state_bytes(c, ctx_of(b, i)); /* of ctx below 2^24 and any model that opens: no overflow */
     need = states + s->trunk_bytes + s->cache_bytes + s->model->resident_bytes + k3_pass_bytes(c, b->rows) +
            b->threads * k3_pass_thread_bytes(c, b->ctx);
-    k3_memory_read("", &m);
-    left = k3_memory_left(&m, why, sizeof(why));
-    if (need <= left)
-        return 0;
-    return k3_refuse(err, -ENOMEM, "%.3f GB are needed (states of %u lengths %.3f, trunk %.3f, experts %.3f), %.3f GB are available "
-                     "(%s): lower --ctx or --layers, or use a smaller model", (double)need / 1e9, LENGTHS, (double)states / 1e9,
-                     (double)s->trunk_bytes / 1e9, (double)s->cache_bytes / 1e9, (double)left / 1e9, why);
+    snprintf(what, sizeof(what), " (states of %u lengths %.3f, trunk %.3f, experts %.3f)", LENGTHS, (double)states / 1e9,
+             (double)s->trunk_bytes / 1e9, (double)s->cache_bytes / 1e9);
+    return k3_bench_memory_check(need, what, "lower --ctx or --layers, or use a smaller model", err);
 }
 
 static int open_sequences(struct bench_context *b, struct k3_err *err)

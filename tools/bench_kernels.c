@@ -9,14 +9,13 @@
 #include <sys/mman.h>
 
 #include "ipc/daemon.h"
-#include "ipc/memory.h"
 #include "k3-computed/pass.h"
 
 #define FMA_S 0.02      /* one measurement of the peak */
 #define KERNEL_S 0.1    /* about what a kernel of many rows runs for */
 #define TURNS_MOST 8    /* of one that takes less: kernel and limits take turns within a pair, up to KERNEL_S / 2 */
 #define ROWS_MOST 512u
-#define OTHER_BYTES ((uint64_t)192 << 20)
+#define OTHER_BYTES ((uint64_t)192 << 20) /* x and y of the largest line */
 #define N_OUT_MOST (1u << 20)
 
 enum { ONLY_BF16 = 1, ONLY_MXFP4 = 2, ONLY_OPS = 4 };
@@ -210,21 +209,6 @@ static int matrices(struct k3_bench_arith *b, uint32_t only, uint32_t only_rows,
     return rc;
 }
 
-/* The weights, and x and y of the largest line. */
-static int check_memory(const struct k3_bench_arith *b, struct k3_err *err)
-{
-    uint64_t need = b->w_bytes + OTHER_BYTES, left;
-    struct k3_memory m;
-    char why[256];
-
-    k3_memory_read("", &m);
-    left = k3_memory_left(&m, why, sizeof(why));
-    if (need <= left)
-        return 0;
-    return k3_refuse(err, -ENOMEM, "%.3f GB are needed, %.3f GB are available (%s): give a smaller --weights-mb", (double)need / 1e9,
-                     (double)left / 1e9, why);
-}
-
 static void fill(uint64_t *w, size_t n)
 {
     uint64_t seed = 1;
@@ -240,7 +224,7 @@ static void fill(uint64_t *w, size_t n)
 static int run(struct k3_bench_arith *b, uint32_t threads, uint32_t only, uint32_t only_rows, struct k3_err *err)
 {
     char text[64];
-    int rc = check_memory(b, err);
+    int rc = k3_bench_memory_check(b->w_bytes + OTHER_BYTES, "", "give a smaller --weights-mb", err);
 
     if (rc == 0)
         rc = k3_team_new(&b->team, threads, err);

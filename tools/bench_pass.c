@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "ipc/daemon.h"
-#include "ipc/memory.h"
 #include "k3-computed/engine.h"
 #include "k3-computed/kernels.h"
 #include "k3-computed/pass.h"
@@ -71,21 +70,16 @@ static int check_memory(const struct bench_pass *b, struct k3_err *err)
     const struct k3_bench_setup *s = &b->setup;
     const struct k3_config *c = &s->model->cfg;
     uint32_t ctx = b->prompt + b->rows / b->sequences, max_rows = b->rows < ROWS_LEAST ? ROWS_LEAST : b->rows;
-    uint64_t need = s->trunk_bytes + s->cache_bytes + s->model->resident_bytes, left;
-    struct k3_memory m;
-    char why[256];
+    uint64_t need = s->trunk_bytes + s->cache_bytes + s->model->resident_bytes;
+    char what[96];
 
     need = add(need, b->sequences * (b->prompt ? 2 : 1), k3_state_bytes(c, ctx));
     need = add(need, 1, k3_pass_bytes(c, max_rows));
     need = add(need, b->threads, k3_pass_thread_bytes(c, ctx));
     need = add(need, b->sequences, (uint64_t)c->vocab * sizeof(float));
-    k3_memory_read("", &m);
-    left = k3_memory_left(&m, why, sizeof(why));
-    if (need <= left)
-        return 0;
-    return k3_refuse(err, -ENOMEM, "%.3f GB are needed to have all in memory (trunk %.3f, experts %.3f), %.3f GB are available "
-                     "(%s): lower --layers, --rows, --sequences or --prompt, or use a smaller model", (double)need / 1e9,
-                     (double)s->trunk_bytes / 1e9, (double)s->cache_bytes / 1e9, (double)left / 1e9, why);
+    snprintf(what, sizeof(what), " to have all in memory (trunk %.3f, experts %.3f)", (double)s->trunk_bytes / 1e9,
+             (double)s->cache_bytes / 1e9);
+    return k3_bench_memory_check(need, what, "lower --layers, --rows, --sequences or --prompt, or use a smaller model", err);
 }
 
 static int open_rows(struct bench_pass *b, struct k3_err *err)

@@ -13,6 +13,20 @@
 #define ATTACH_NS 30000000000ull
 #define CONTROL_BYTES (2u << 20) /* of the control segments, as in the plan */
 
+int k3_bench_memory_check(uint64_t need_bytes, const char *of_what, const char *hint, struct k3_err *err)
+{
+    struct k3_memory m;
+    uint64_t left;
+    char why[256];
+
+    k3_memory_read("", &m);
+    left = k3_memory_left(&m, why, sizeof(why));
+    if (need_bytes <= left)
+        return 0;
+    return k3_refuse(err, -ENOMEM, "%.3f GB are needed%s, %.3f GB are available (%s): %s", (double)need_bytes / 1e9, of_what,
+                     (double)left / 1e9, why, hint);
+}
+
 bool k3_bench_need_model(const char *part, const char *dir)
 {
     if (!dir)
