@@ -55,8 +55,8 @@ refuses_start() { # refuses_start WORDS OPTION...
     ask /v1/models "" -H "authorization: bearer another-key-0123456789" | jq -e .data
     ask /v1/models "" -H "X-Api-Key: $KEY" | jq -e .data
     ask /health | jq -e '.status == "ok"'
-    ! grep -qF "$KEY" "$SERVER_LOG"
-    ! tr '\0' ' ' <"/proc/$SERVER/cmdline" | grep -qF "$KEY"
+    refute grep -qF "$KEY" "$SERVER_LOG"
+    tr '\0' ' ' <"/proc/$SERVER/cmdline" | refute grep -qF "$KEY"
 }
 
 @test "Host and Origin: pages of others and rebound names hear 403" {
@@ -92,7 +92,7 @@ refuses_start() { # refuses_start WORDS OPTION...
     /usr/bin/python3 "$ROOT/tests/proc/http_client.py" "$URL" idle 12 <"$BATS_TEST_TMPDIR/f" >"$BATS_TEST_TMPDIR/o" 3>&- &
     exec 8>"$BATS_TEST_TMPDIR/f"
     for _ in $(seq 100); do grep -q open "$BATS_TEST_TMPDIR/o" && break; sleep 0.05; done
-    ! curl -sS -m 5 "$URL/health"
+    refute curl -sS -m 5 "$URL/health"
     exec 8>&-
     wait $!
     for _ in $(seq 50); do curl -sS -m 5 "$URL/health" | grep -q ok && break; sleep 0.1; done
