@@ -58,6 +58,8 @@ $(BIN)/$(1): $(B)/$(1)/main.o $(B)/libk3.a
 	$$(Q)$$(CC) $$(ALL_CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(LIBS)
 endef
 $(foreach d,$(DAEMONS),$(eval $(call daemon_rule,$(d))))
+# The only one that talks to the internet.
+$(BIN)/k3-fetch: LIBS += -lcurl -lcrypto
 $(BIN)/%: $(B)/tools/%.o $(B)/libk3.a
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
