@@ -122,7 +122,7 @@ static int all_files(struct run *r, void (*work)(struct run *, struct k3_fetch_c
         pthread_mutex_unlock(&r->lock);
     }
     while (running(r)) {
-        nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
+        nanosleep(&(struct timespec){ 0, 10000000 }, NULL);
         if (p)
             k3_progress_show(p, atomic_load(&r->web.new_bytes));
     }

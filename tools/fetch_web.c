@@ -390,10 +390,10 @@ static int prepare_get(struct k3_fetch_conn *c, const char *url, struct curl_sli
     }
     if (rc < 0)
         return rc;
+    (void)curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 512L << 10); /* only for speed, and refused after some failures */
     return curl_easy_setopt(e, CURLOPT_URL, url) == CURLE_OK && curl_easy_setopt(e, CURLOPT_HTTPHEADER, *headers) == CURLE_OK &&
            curl_easy_setopt(e, CURLOPT_FOLLOWLOCATION, 1L) == CURLE_OK &&
            curl_easy_setopt(e, CURLOPT_MAXREDIRS, (long)MAX_HOPS) == CURLE_OK &&
-           curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 512L << 10) == CURLE_OK &&
            curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, on_body) == CURLE_OK &&
            curl_easy_setopt(e, CURLOPT_WRITEDATA, c) == CURLE_OK ? 0 : -ENOMEM;
 }
