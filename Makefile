@@ -95,6 +95,8 @@ bench: all
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/k3/run
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/man/man,1 5 7)
+	$(foreach n,1 5 7,install -m 644 docs/man/*.$(n) $(DESTDIR)$(PREFIX)/share/man/man$(n) &&) true
 	run/install-files "$(DESTDIR)$(PREFIX)" "$(PREFIX)"
 clean:
 	rm -rf build bin
