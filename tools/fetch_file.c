@@ -18,6 +18,7 @@
 
 #define READ_BYTES (1u << 20)
 #define MAX_WRONG 3
+#define DEAR_BYTES (64u << 20) /* a part that is worth more than an fsync of its tag */
 #define TAG_BYTES (K3_FETCH_ETAG_BYTES + 160)
 
 struct part {
@@ -179,7 +180,7 @@ static int tag_write(struct part *t, struct k3_err *err)
     n = tag_head(&t->f->said, text, sizeof(text));
     n += snprintf(text + n, sizeof(text) - (size_t)n, "%s\n", t->etag[0] ? t->etag : "-");
     fd = openat(t->place->dir_fd, t->tag, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
-    if (fd < 0 || write_all(fd, text, (size_t)n) < 0 || fsync(fd) != 0) {
+    if (fd < 0 || write_all(fd, text, (size_t)n) < 0 || (t->f->said.size_bytes >= DEAR_BYTES && fsync(fd) != 0)) {
         file_fail(err, t->place, t->tag, "writing");
         if (fd >= 0)
             close(fd);

@@ -9,11 +9,17 @@ setup_file() {
     for _ in {1..200}; do [ -s "$BATS_FILE_TMPDIR/ports" ] && break; sleep 0.05; done
     read -r HUB CDN <"$BATS_FILE_TMPDIR/ports"
     LOG=$BATS_FILE_TMPDIR/log
-    export SERVER HUB CDN LOG
+    WORK=$(mktemp -d /dev/shm/k3-fetch-test.XXXXXX 2>/dev/null) || WORK=$BATS_FILE_TMPDIR # hundreds of fsyncs, quickly
+    export SERVER HUB CDN LOG WORK
 }
-teardown_file() { kill "$SERVER"; }
+teardown_file() {
+    kill "$SERVER"
+    rm -rf "$WORK"
+}
 setup() {
-    OUT=$BATS_TEST_TMPDIR/out
+    TMP=$WORK/$BATS_TEST_NUMBER
+    mkdir "$TMP"
+    OUT=$TMP/out
     : >"$LOG"
 }
 fetch() { # fetch REPO OPTION...
@@ -32,16 +38,16 @@ complete() { # everything is there, right, and nothing else
     (cd "$OUT" && sha256sum -c --quiet k3-fetch.sha256)
 }
 one_line() { # of stderr, beside progress and tries
-    grep -v '; trying again in\|has no LICENSE' "$BATS_TEST_TMPDIR/err" >"$BATS_TEST_TMPDIR/line"
-    cat "$BATS_TEST_TMPDIR/err"
-    [ "$(wc -l <"$BATS_TEST_TMPDIR/line")" -eq 1 ]
+    grep -v '; trying again in\|has no LICENSE' "$TMP/err" >"$TMP/line"
+    cat "$TMP/err"
+    [ "$(wc -l <"$TMP/line")" -eq 1 ]
 }
 fails() { # fails STATUS PATTERN FETCH-ARGUMENT...: one clear line
     local want=$1 pattern=$2 status=0
     shift 2
-    fetch "$@" 2>"$BATS_TEST_TMPDIR/err" || status=$?
+    fetch "$@" 2>"$TMP/err" || status=$?
     one_line
-    grep -q -- "$pattern" "$BATS_TEST_TMPDIR/line"
+    grep -q -- "$pattern" "$TMP/line"
     [ "$status" -eq "$want" ]
 }
 
@@ -83,9 +89,9 @@ fails() { # fails STATUS PATTERN FETCH-ARGUMENT...: one clear line
 }
 
 @test "a range that begins elsewhere is not taken" {
-    fetch x/shifted 2>"$BATS_TEST_TMPDIR/err"
+    fetch x/shifted 2>"$TMP/err"
     complete
-    grep -q 'sends another range' "$BATS_TEST_TMPDIR/err"
+    grep -q 'sends another range' "$TMP/err"
 }
 
 @test "the file changes on the server in the middle" {
@@ -97,38 +103,38 @@ fails() { # fails STATUS PATTERN FETCH-ARGUMENT...: one clear line
 @test "bodies with a wrong sum are fetched again; three times in a row end it with 4, and nothing wrong has a name" {
     fetch x/wronghash
     complete
-    OUT=$BATS_TEST_TMPDIR/never
+    OUT=$TMP/never
     status=0
-    fetch x/wrong 2>"$BATS_TEST_TMPDIR/err" || status=$?
-    cat "$BATS_TEST_TMPDIR/err"
+    fetch x/wrong 2>"$TMP/err" || status=$?
+    cat "$TMP/err"
     [ "$status" -eq 4 ]
-    tail -1 "$BATS_TEST_TMPDIR/err" | grep -q '1 of 9 files did not come as announced.*model-00004.*the hub announces'
+    tail -1 "$TMP/err" | grep -q '1 of 9 files did not come as announced.*model-00004.*the hub announces'
     [ ! -e "$OUT/model-00004-of-000004.safetensors" ]
     [ -e "$OUT/model-00003-of-000004.safetensors" ]
     ! grep model-00004 "$OUT/k3-fetch.sha256"
 }
 
 @test "more bytes than announced are cut off, fewer are not taken" {
-    fetch x/longer 2>"$BATS_TEST_TMPDIR/err"
+    fetch x/longer 2>"$TMP/err"
     complete
-    grep -q 'sends more than the' "$BATS_TEST_TMPDIR/err"
-    OUT=$BATS_TEST_TMPDIR/shorter
-    fetch x/shorter 2>"$BATS_TEST_TMPDIR/err"
+    grep -q 'sends more than the' "$TMP/err"
+    OUT=$TMP/shorter
+    fetch x/shorter 2>"$TMP/err"
     complete
-    grep -q 'sends .* bytes where .* are to come' "$BATS_TEST_TMPDIR/err"
+    grep -q 'sends .* bytes where .* are to come' "$TMP/err"
 }
 
 @test "the token goes to the hub and not to the host that it redirects to" {
-    echo t0ken >"$BATS_TEST_TMPDIR/token"
-    fails 2 'mode 600' x/secret --token-file "$BATS_TEST_TMPDIR/token"
-    chmod 600 "$BATS_TEST_TMPDIR/token"
+    echo t0ken >"$TMP/token"
+    fails 2 'mode 600' x/secret --token-file "$TMP/token"
+    chmod 600 "$TMP/token"
     fails 1 'the hub refuses .*it may need a token' x/secret
-    fetch x/secret --token-file "$BATS_TEST_TMPDIR/token"
+    fetch x/secret --token-file "$TMP/token"
     complete
     grep -q '^hub GET .*Bearer t0ken' "$LOG"
     grep -q '^cdn GET' "$LOG"
     ! grep '^cdn' "$LOG" | grep -i bearer
-    OUT=$BATS_TEST_TMPDIR/env
+    OUT=$TMP/env
     HF_TOKEN=t0ken fetch x/secret
     complete
     HF_TOKEN=wrong fails 1 'the token may not read it' x/secret
@@ -150,15 +156,15 @@ fails() { # fails STATUS PATTERN FETCH-ARGUMENT...: one clear line
     grep -q 'bytes=[1-9]' "$LOG"
     [ -n "$(find "$OUT" -name '*.part')" ]
     : >"$LOG"
-    "$K3_BIN/k3-fetch" --base "http://127.0.0.1:$HUB" --repo x/slow --out "$OUT" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+    "$K3_BIN/k3-fetch" --base "http://127.0.0.1:$HUB" --repo x/slow --out "$OUT" 2>"$TMP/err" 3>&- &
     pid=$!
     for _ in {1..200}; do grep -q 'cdn GET' "$LOG" && break; sleep 0.02; done
     kill -TERM "$pid"
     status=0
     wait "$pid" || status=$?
-    cat "$BATS_TEST_TMPDIR/err"
+    cat "$TMP/err"
     [ "$status" -eq 1 ]
-    grep -q 'stopped; the same command goes on' "$BATS_TEST_TMPDIR/err"
+    grep -q 'stopped; the same command goes on' "$TMP/err"
     fetch x/slow
     complete
 }
@@ -170,7 +176,7 @@ fails() { # fails STATUS PATTERN FETCH-ARGUMENT...: one clear line
     fetch x/good
     complete
     for damage in longer flipped; do
-        OUT=$BATS_TEST_TMPDIR/$damage
+        OUT=$TMP/$damage
         mkdir "$OUT"
         head -c 100000 "$DEMO/$f" >"$OUT/$f.part"
         printf 'k3-fetch 1\n2 %s %s\n-\n' "$(sha256sum <"$DEMO/$f" | cut -c1-64)" "$(stat -c %s "$DEMO/$f")" >"$OUT/$f.part.tag"
@@ -188,15 +194,15 @@ fails() { # fails STATUS PATTERN FETCH-ARGUMENT...: one clear line
     printf x | dd of="$OUT/$f" bs=1 seek=5000 conv=notrunc status=none
     rm "$OUT/config.json"
     status=0
-    fetch x/good --verify >"$BATS_TEST_TMPDIR/out.txt" 2>"$BATS_TEST_TMPDIR/err" || status=$?
-    cat "$BATS_TEST_TMPDIR/err"
+    fetch x/good --verify >"$TMP/out.txt" 2>"$TMP/err" || status=$?
+    cat "$TMP/err"
     [ "$status" -eq 4 ]
-    grep -q '^missing: config.json' "$BATS_TEST_TMPDIR/out.txt"
-    grep -q "$f has another sum" "$BATS_TEST_TMPDIR/err"
-    grep -q '1 files are wrong and 1 missing' "$BATS_TEST_TMPDIR/err"
+    grep -q '^missing: config.json' "$TMP/out.txt"
+    grep -q "$f has another sum" "$TMP/err"
+    grep -q '1 files are wrong and 1 missing' "$TMP/err"
     [ ! -e "$OUT/config.json" ]
-    fetch x/good 2>"$BATS_TEST_TMPDIR/err"
-    grep -q "now $f.wrong" "$BATS_TEST_TMPDIR/err"
+    fetch x/good 2>"$TMP/err"
+    grep -q "now $f.wrong" "$TMP/err"
     rm "$OUT/$f.wrong"
     complete
     rm "$OUT/config.json"
@@ -206,11 +212,11 @@ fails() { # fails STATUS PATTERN FETCH-ARGUMENT...: one clear line
 }
 
 @test "--list says sizes and writes nothing; --layers takes a part, and it runs" {
-    fetch x/good --list >"$BATS_TEST_TMPDIR/list"
-    cat "$BATS_TEST_TMPDIR/list"
-    [ "$(grep -c '^missing' "$BATS_TEST_TMPDIR/list")" -eq 9 ]
-    grep -q '^absent .* LICENSE' "$BATS_TEST_TMPDIR/list"
-    grep -q "$(stat -c %s "$DEMO/config.json")  config.json" "$BATS_TEST_TMPDIR/list"
+    fetch x/good --list >"$TMP/list"
+    cat "$TMP/list"
+    [ "$(grep -c '^missing' "$TMP/list")" -eq 9 ]
+    grep -q '^absent .* LICENSE' "$TMP/list"
+    grep -q "$(stat -c %s "$DEMO/config.json")  config.json" "$TMP/list"
     [ ! -e "$OUT" ]
     fetch x/good --layers 1
     [ "$(find "$OUT" -name '*.safetensors' | wc -l)" -lt 4 ]
@@ -219,8 +225,8 @@ fails() { # fails STATUS PATTERN FETCH-ARGUMENT...: one clear line
 }
 
 @test "the released repository: sizes to the byte, before anything is fetched" {
-    fetch moonshotai/Kimi-K3 --list >"$BATS_TEST_TMPDIR/list"
-    tail -1 "$BATS_TEST_TMPDIR/list" | grep -q '1.56 TB\|1560.9. GB'
+    fetch moonshotai/Kimi-K3 --list >"$TMP/list"
+    tail -1 "$TMP/list" | grep -q '1.56 TB\|1560.9. GB'
     touch "$BATS_FILE_TMPDIR/KIMI_WRONG"
     fails 4 'model-00050-of-000096.safetensors: the hub announces 16990916913 bytes, the released moonshotai/Kimi-K3 has 16990916912' moonshotai/Kimi-K3 --list
     rm "$BATS_FILE_TMPDIR/KIMI_WRONG"
@@ -230,7 +236,7 @@ fails() { # fails STATUS PATTERN FETCH-ARGUMENT...: one clear line
 
 @test "what is refused: names, hubs, revisions, files without a sum" {
     fails 2 'puts a tensor into "../evil.safetensors"' x/names
-    [ ! -e "$BATS_TEST_TMPDIR/evil.safetensors" ]
+    [ ! -e "$TMP/evil.safetensors" ]
     rm -r "$OUT"
     fails 2 'has no model-00002' x/gone
     fails 2 'http can be read and changed on the way' x/good --base http://example.org
@@ -261,22 +267,22 @@ fails() { # fails STATUS PATTERN FETCH-ARGUMENT...: one clear line
     mkdir "$OUT"
     mounted tmpfs size=2m "$OUT" bash -c "
         head -c 1m /dev/zero >'$OUT/ballast'
-        '$K3_BIN/k3-fetch' --base http://127.0.0.1:$HUB --repo x/good --out '$OUT' 2>'$BATS_TEST_TMPDIR/err'
-        echo \$? >'$BATS_TEST_TMPDIR/status'"
-    cat "$BATS_TEST_TMPDIR/err"
-    [ "$(cat "$BATS_TEST_TMPDIR/status")" -eq 2 ]
+        '$K3_BIN/k3-fetch' --base http://127.0.0.1:$HUB --repo x/good --out '$OUT' 2>'$TMP/err'
+        echo \$? >'$TMP/status'"
+    cat "$TMP/err"
+    [ "$(cat "$TMP/status")" -eq 2 ]
     mounted tmpfs size=64m "$OUT" bash -c "
-        '$K3_BIN/k3-fetch' --base http://127.0.0.1:$HUB --repo x/slow --out '$OUT' 2>'$BATS_TEST_TMPDIR/err' &
+        '$K3_BIN/k3-fetch' --base http://127.0.0.1:$HUB --repo x/slow --out '$OUT' 2>'$TMP/err' &
         until ls '$OUT'/model-*.part >/dev/null 2>&1; do sleep 0.02; done
         dd if=/dev/zero of='$OUT/ballast' bs=64k 2>/dev/null
         wait \$!
-        echo \$? >'$BATS_TEST_TMPDIR/status'
+        echo \$? >'$TMP/status'
         rm '$OUT/ballast'
         '$K3_BIN/k3-fetch' --base http://127.0.0.1:$HUB --repo x/good --out '$OUT'
-        cp -r '$OUT' '$BATS_TEST_TMPDIR/kept'"
-    cat "$BATS_TEST_TMPDIR/err"
-    [ "$(cat "$BATS_TEST_TMPDIR/status")" -eq 1 ]
-    grep -q 'no room left in .*; the same command goes on when there is' "$BATS_TEST_TMPDIR/err"
-    OUT=$BATS_TEST_TMPDIR/kept
+        cp -r '$OUT' '$TMP/kept'"
+    cat "$TMP/err"
+    [ "$(cat "$TMP/status")" -eq 1 ]
+    grep -q 'no room left in .*; the same command goes on when there is' "$TMP/err"
+    OUT=$TMP/kept
     complete
 }

@@ -20,7 +20,7 @@ What goes wrong is said by the name of the repository:
   x/leap      the hub redirects to http of a host that is not there
   moonshotai/Kimi-K3   announces the released sizes; KIMI_WRONG in LOG's directory: one of them wrong
 LOG gets a line a request: port kind (hub, cdn), method, path, Range, If-Range, Authorization."""
-import hashlib, json, os, random, sys, threading, time
+import functools, hashlib, json, os, random, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 root, log_path = sys.argv[1:3]
@@ -45,6 +45,12 @@ def kimi_index():
     return json.dumps({"metadata": {"total_size": 1560860324864}, "weight_map": names}).encode()
 
 
+@functools.lru_cache(None)
+def sums(body):
+    return hashlib.sha256(body).hexdigest(), hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest(), hashlib.md5(body).hexdigest()
+
+
+@functools.lru_cache(None)
 def content(repo, name):
     if repo == "moonshotai/Kimi-K3" and name.endswith(".index.json"):
         return kimi_index()
@@ -120,14 +126,14 @@ class Handler(BaseHTTPRequestHandler):
         if name in SMALL:
             return self.reply(307, [commit, ("Location", f"/cache/{repo}/{revision}/{name}")])
         to = f"http://127.0.0.1:{ports['cdn']}/cdn/{repo}/{name}" if repo != "x/leap" else "http://no-such-host.invalid/x"
-        said = [commit, ("X-Linked-Size", str(len(body))), ("X-Linked-ETag", '"%s"' % hashlib.sha256(body).hexdigest())]
+        said = [commit, ("X-Linked-Size", str(len(body))), ("X-Linked-ETag", '"%s"' % sums(body)[0])]
         self.reply(302, (said if repo != "x/nosum" else said[:2]) + [("Location", to)], b"moved to another place")
 
     def body(self, repo, name):
         whole = content(repo, name)
         if whole is None:
             return self.reply(404, [])
-        etag = '"%s"' % hashlib.sha1(b"blob %d\0" % len(whole) + whole).hexdigest() if name in SMALL else '"cdn-%s"' % hashlib.md5(whole).hexdigest()
+        etag = '"%s"' % sums(whole)[1] if name in SMALL else '"cdn-%s"' % sums(whole)[2]
         n = self.count((repo, name, "body")) if self.command == "GET" else 0
         large = name.endswith(".safetensors")
         if large and repo == "x/changes" and n == 1:
