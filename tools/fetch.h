@@ -166,7 +166,7 @@ enum k3_fetch_outcome k3_fetch_into(struct k3_fetch_conn *c, struct k3_fetch_web
 struct k3_fetch_sums;
 int k3_fetch_sums_open(struct k3_fetch_sums **out, const struct k3_fetch_place *p, struct k3_err *err);
 /* Whether the file is listed with this sum and was not written since. */
-bool k3_fetch_sums_has(const struct k3_fetch_sums *s, const char *name, const char *sha256, int64_t mtime_ns);
+bool k3_fetch_sums_has(struct k3_fetch_sums *s, const char *name, const char *sha256, int64_t mtime_ns); /* any thread */
 int k3_fetch_sums_set(struct k3_fetch_sums *s, const char *name, const char *sha256, struct k3_err *err); /* any thread */
 void k3_fetch_sums_close(struct k3_fetch_sums *s); /* NULL is fine */
 

@@ -37,12 +37,14 @@ struct run {
     size_t n_bad, n_right, n_missing;
 };
 
-static _Atomic bool *stop_flag;
+static _Atomic(_Atomic bool *) stop_flag; /* of the run that there is; NULL: none */
 
 void k3_fetch_stop(void)
 {
-    if (stop_flag)
-        atomic_store(stop_flag, true);
+    _Atomic bool *flag = atomic_load(&stop_flag);
+
+    if (flag)
+        atomic_store(flag, true);
 }
 
 /* ---- workers ---- */
@@ -123,8 +125,11 @@ static int all_files(struct run *r, void (*work)(struct run *, struct k3_fetch_c
     }
     while (running(r)) {
         nanosleep(&(struct timespec){ 0, 10000000 }, NULL);
-        if (p)
-            k3_progress_show(p, atomic_load(&r->web.new_bytes));
+        if (p) {
+            int64_t now = (int64_t)atomic_load(&r->web.new_bytes); /* below 0: of a file that was there and is wrong */
+
+            k3_progress_show(p, now > 0 ? (uint64_t)now : 0);
+        }
     }
     for (size_t i = 0; i < n; i++)
         pthread_join(thread[i], NULL);
@@ -499,7 +504,7 @@ int k3_fetch_run(const struct k3_fetch_opts *o, struct k3_err *err)
 
     pthread_mutex_init(&r.lock, NULL);
     snprintf(r.web.revision, sizeof(r.web.revision), "%s", o->revision);
-    stop_flag = &r.web.stop;
+    atomic_store(&stop_flag, &r.web.stop);
     rc = k3_fetch_web_init() < 0 ? k3_fail(err, -ENOMEM, "libcurl cannot start") : 0;
     if (rc == 0)
         rc = k3_fetch_web_base(&r.web, o->base, o->insecure_http, err);
@@ -517,6 +522,7 @@ int k3_fetch_run(const struct k3_fetch_opts *o, struct k3_err *err)
         print_list(&r);
     else if (rc == 0)
         rc = o->verify ? verify(&r, err) : fetch(&r, err);
+    atomic_store(&stop_flag, NULL);
     k3_fetch_conn_close(c);
     k3_fetch_sums_close(r.sums);
     k3_fetch_files_free(&r.files);

@@ -89,11 +89,16 @@ int k3_fetch_sums_open(struct k3_fetch_sums **out, const struct k3_fetch_place *
     return 0;
 }
 
-bool k3_fetch_sums_has(const struct k3_fetch_sums *s, const char *name, const char *sha256, int64_t mtime_ns)
+bool k3_fetch_sums_has(struct k3_fetch_sums *s, const char *name, const char *sha256, int64_t mtime_ns)
 {
-    const struct line *at = find(s, name);
+    const struct line *at;
+    bool has;
 
-    return at && !strcmp(at->sum, sha256) && mtime_ns <= s->mtime_ns;
+    pthread_mutex_lock(&s->lock);
+    at = find(s, name);
+    has = at && !strcmp(at->sum, sha256) && mtime_ns <= s->mtime_ns;
+    pthread_mutex_unlock(&s->lock);
+    return has;
 }
 
 static int write_list(const struct k3_fetch_sums *s)

@@ -23,10 +23,12 @@ page_options() { # page_options PROGRAM
 }
 
 @test "every option of --help is in the page, and the other way round" {
+    local p bad=0
     for p in $(programs); do
         [ "$(help_options "$p" | wc -l)" -ge 2 ]
-        diff <(help_options "$p") <(page_options "$p") || { echo "above: of --help (<) and of docs/man/$p.1 (>)"; return 1; }
+        diff <(help_options "$p") <(page_options "$p") || { echo "above: of --help (<) and of docs/man/$p.1 (>)"; bad=1; }
     done
+    [ $bad -eq 0 ]
 }
 
 @test "the commands of k3ctl and k3-run, the parts of k3-bench" {
