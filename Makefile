@@ -58,6 +58,8 @@ $(BIN)/$(1): $(B)/$(1)/main.o $(B)/libk3.a
 	$$(Q)$$(CC) $$(ALL_CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(LIBS)
 endef
 $(foreach d,$(DAEMONS),$(eval $(call daemon_rule,$(d))))
+# The only one that talks to the internet.
+$(BIN)/k3-fetch: LIBS += -lcurl -lcrypto
 $(BIN)/%: $(B)/tools/%.o $(B)/libk3.a
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
@@ -93,6 +95,8 @@ bench: all
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/k3/run
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/man/man,1 5 7)
+	$(foreach n,1 5 7,install -m 644 docs/man/*.$(n) $(DESTDIR)$(PREFIX)/share/man/man$(n) &&) true
 	run/install-files "$(DESTDIR)$(PREFIX)" "$(PREFIX)"
 clean:
 	rm -rf build bin
