@@ -42,7 +42,7 @@ static void write_one(unsigned n_tokens, const char *end)
         fail_msg("%s", err.text);
     assert_int_equal(k3_journal_model(&j, "00ff", "/m/a \"b\"\n", &err), 0);
     for (unsigned i = 0; i < n_tokens; i++)
-        assert_int_equal(k3_journal_token(&j, i, 1000 + i, &err), 0);
+        assert_int_equal(k3_journal_token(&j, i, 1000 + i, NULL, &err), 0);
     if (end)
         assert_int_equal(k3_journal_end(&j, end, strcmp(end, "stop") == 0 ? 1282 : -1, &err), 0);
     k3_journal_close(&j);
@@ -79,7 +79,7 @@ static void test_round_trip(void **state)
     assert_string_equal(d.end, "");
     assert_int_equal(d.stop_id, -1);
     /* It goes on where it was. */
-    assert_int_equal(k3_journal_token(&j, 2, 7, &err), 0);
+    assert_int_equal(k3_journal_token(&j, 2, 7, NULL, &err), 0);
     assert_int_equal(k3_journal_end(&j, "length", -1, &err), 0);
     k3_journal_data_free(&d);
     k3_journal_close(&j);
@@ -128,7 +128,7 @@ static void test_torn_at_every_byte(void **state)
             k3_journal_data_free(&d);
             if (n_lines < 5) {
                 size_t n = n_lines;
-                assert_int_equal(k3_journal_token(&j, n, 42, &err), 0);
+                assert_int_equal(k3_journal_token(&j, n, 42, NULL, &err), 0);
                 k3_journal_close(&j);
                 assert_int_equal(k3_journal_open(&j, dir, id, &d, &err), 0);
                 assert_int_equal(d.generated.n, n + 1);

@@ -360,12 +360,12 @@ static void parameters_are_checked(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        assert_int_equal(k3_sampling_check(&bad[i].p, &err), -EINVAL);
+        assert_int_equal(k3_sampling_check(&bad[i].p, 8, &err), -EINVAL);
         assert_int_equal(err.exit_status, K3_EXIT_REFUSED);
         assert_non_null(strstr(err.text, bad[i].words));
     }
-    assert_int_equal(k3_sampling_check(&(struct k3_sampling){ 0, 1, 0, 0, 0 }, &err), 0);
-    assert_int_equal(k3_sampling_check(&(struct k3_sampling){ 2.5, 0.01, 1, 1, 0 }, &err), 0);
+    assert_int_equal(k3_sampling_check(&(struct k3_sampling){ 0, 1, 0, 0, 0 }, 8, &err), 0);
+    assert_int_equal(k3_sampling_check(&(struct k3_sampling){ 2.5, 0.01, 1, 1, 0 }, 8, &err), 0);
 }
 
 int main(void)
