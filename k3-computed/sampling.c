@@ -314,9 +314,9 @@ void k3_sampler_logprobs(const struct k3_sampler *s, const float *logits, uint32
     for (uint32_t id = 0; id < s->vocab; id++)
         sum += k3_sampling_exp((double)logits[id] - (double)max);
     log_sum = k3_sampling_log(sum);
-    out[0] = (struct k3_logprob){ token, (float)((double)logits[token] - (double)max - log_sum) };
+    out[0] = (struct k3_logprob){ token, rounded((double)logits[token] - (double)max - log_sum) };
     for (uint32_t i = 0; i < n_best; i++)
-        best[i].value = (float)((double)best[i].value - (double)max - log_sum);
+        best[i].value = rounded((double)best[i].value - (double)max - log_sum);
 }
 
 int k3_sampler_pick(struct k3_sampler *s, const float *logits, const struct k3_sampling *p, uint64_t token_index,

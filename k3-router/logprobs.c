@@ -100,6 +100,21 @@ int k3_logprobs_put(const struct k3_logprobs *l, size_t i, struct k3_buf *out)
     return rc;
 }
 
+int k3_logprobs_json(const struct k3_logprobs *l, struct k3_buf *out)
+{
+    int rc = k3_buf_puts(out, "[");
+
+    for (size_t i = 0; i < l->n; i++) {
+        const struct k3_logprob *e = k3_logprobs_at(l, i);
+
+        rc |= k3_buf_printf(out, "%s{\"logprob\":%.9g,\"top\":[", i ? "," : "", (double)e[0].value);
+        for (uint32_t k = 1; k < l->n_each; k++)
+            rc |= k3_buf_printf(out, "%s[%u,%.9g]", k > 1 ? "," : "", e[k].id, (double)e[k].value);
+        rc |= k3_buf_puts(out, "]}");
+    }
+    return rc | k3_buf_puts(out, "]");
+}
+
 void k3_logprobs_free(struct k3_logprobs *l)
 {
     free(l->entry);

@@ -31,6 +31,8 @@ int k3_logprobs_take(struct k3_logprobs *l, uint32_t token, const cJSON *array);
 bool k3_logprobs_parse(struct k3_logprobs *l, uint32_t token, const char *text);
 /* Appends " OWN ID LOGPROB ID LOGPROB.." of token i. */
 int k3_logprobs_put(const struct k3_logprobs *l, size_t i, struct k3_buf *out);
+/* [{"logprob":x,"top":[[id,x],..]},..] */
+int k3_logprobs_json(const struct k3_logprobs *l, struct k3_buf *out);
 void k3_logprobs_free(struct k3_logprobs *l);
 
 #endif
