@@ -2,11 +2,17 @@
 # k3-router --http: logprobs, n, logit_bias and penalties.
 load http_helpers
 
+serve_on() { # as serve; for the tests that follow, too
+    serve "$@"
+    printf 'SERVER=%s URL=%s\n' "$SERVER" "$URL" >"$BATS_FILE_TMPDIR/server.env"
+}
 setup_file() {
     up --ctx 2048 --sequences 4
-    serve
+    serve_on
 }
+setup() { . "$BATS_FILE_TMPDIR/server.env"; }
 teardown_file() {
+    . "$BATS_FILE_TMPDIR/server.env"
     stop_server
     down
 }
@@ -15,6 +21,8 @@ CHAT=/v1/chat/completions TEXT=/v1/completions
 QUESTION='"messages":[{"role":"user","content":"What is the capital of Italy?"}]'
 # Noise: broken characters, control ids among the best.  400 tokens.
 NOISE='"prompt":"Tell me","temperature":100,"top_p":1,"seed":8,"max_tokens":400'
+# 1,500 tokens, whatever the seed.
+ENDLESS='"prompt":"Tell me","temperature":5,"top_p":1,"seed":8,"max_tokens":1500,"logit_bias":{"1281":-100,"1282":-100}'
 jqe() { jq -e "$@" || { echo "jq $*"; return 1; }; }
 
 @test "logprobs of a chat: of the content and of the reasoning, whole and in chunks the same" {
@@ -133,16 +141,16 @@ jqe() { jq -e "$@" || { echo "jq $*"; return 1; }; }
     sleep 0.3
     ctl wait --timeout $((20 * SLOW))
     router --state-dir "$BATS_FILE_TMPDIR/state" --resume "$id" --json | jq -c .logprobs | cmp - "$BATS_TEST_TMPDIR/l"
-    serve
+    serve_on
 }
 
 @test "a client that leaves ends all its answers, those that wait too; a server that stops ends them with one error" {
-    ask $TEXT "{$LONG,\"n\":8,\"stream\":true}" -N -m 2 >"$BATS_TEST_TMPDIR/s" || true
+    ask $TEXT "{$ENDLESS,\"n\":8,\"stream\":true}" -N -m 2 >"$BATS_TEST_TMPDIR/s" || true
     events <"$BATS_TEST_TMPDIR/s" | jqe -s 'map(.choices[0].index) | unique | length == 8 and (length > 0)'
     idle 10
     server_says 'event=request method=POST path=/v1/completions status=200 .* end=client_gone' 10
     [ "$(grep -lx 'end cancelled' "$BATS_FILE_TMPDIR"/state/*.journal | wc -l)" -eq 8 ]
-    ask $TEXT "{$LONG,\"n\":8,\"stream\":true}" -N >"$BATS_TEST_TMPDIR/s" 3>&- &
+    ask $TEXT "{$ENDLESS,\"n\":8,\"stream\":true}" -N >"$BATS_TEST_TMPDIR/s" 3>&- &
     pid=$!
     for _ in $(seq $((1000 * SLOW))); do [ "$(grep -c '^data' "$BATS_TEST_TMPDIR/s")" -lt 30 ] || break; sleep 0.01; done
     stop_server
@@ -150,13 +158,13 @@ jqe() { jq -e "$@" || { echo "jq $*"; return 1; }; }
     [ "$(tail -2 "$BATS_TEST_TMPDIR/s")" = 'data: [DONE]' ]
     [ "$(grep -c DONE "$BATS_TEST_TMPDIR/s")" = 1 ]
     [ "$(events <"$BATS_TEST_TMPDIR/s" | jq -c 'select(.error) | .error.type')" = '"unavailable_error"' ]
-    # none of them is over: each can be resumed
+    SERVER=
+    serve_on --parallel 1 --queue 2 # of the next test
+    # none of them was over: each can be resumed
     [ "$(grep -Lx 'end .*' "$BATS_FILE_TMPDIR"/state/*.journal | wc -l)" -eq 8 ]
 }
 
 @test "one answer at a time: n of them come one after the other, and no more than there are places" {
-    stop_server
-    serve --parallel 1 --queue 2
     x='"prompt":"The capital of France is","temperature":0,"max_tokens":5'
     ask $TEXT "{$x,\"n\":3}" | jqe '(.choices | map(.text) | unique) == [" Paris."] and (.choices | length) == 3'
     refused 400 n $TEXT "{$x,\"n\":4}"
