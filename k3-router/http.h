@@ -39,7 +39,7 @@
 
 #define K3_HTTP_BODY_MAX (64u << 20)    /* one request */
 #define K3_HTTP_VALUES_MAX (2u << 20)   /* JSON values of one body: a node is 64 bytes; a prompt has at most 2^20 ids */
-#define K3_HTTP_OUT_MAX (16u << 20)     /* what a client has not taken yet */
+#define K3_HTTP_OUT_MAX (16u << 20)     /* what a client has not taken yet of a stream */
 #define K3_HTTP_STOPS_MAX 16u
 #define K3_HTTP_CHOICES_MAX 8u          /* n */
 #define K3_HTTP_BIASES_MAX 1024u
@@ -116,6 +116,7 @@ struct k3_http_req {
     _Atomic bool gone;           /* any thread */
     struct k3_http_job *job;     /* QUEUED and RUNNING */
     struct k3_http_req *next;    /* of those to be prepared */
+    size_t kept_bytes;           /* of all its answers: ids of the prompt, log probabilities; in body_bytes after the body */
     size_t n_prompt, n_generated; /* for the log */
     const char *end;
 };

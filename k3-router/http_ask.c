@@ -286,6 +286,30 @@ static int check_context(struct k3_http_req *q, struct k3_http_job *j, size_t n_
     return 0;
 }
 
+/* What the answers need until their reply is whole, or refused when that can never be there. */
+static int keep(struct k3_http_req *q, const struct k3_http_job *j, size_t n_prompt)
+{
+    const struct k3_ask_params *p = &j->c.params;
+    uint64_t each = n_prompt * sizeof(uint32_t) + p->max_tokens * p->n_logprobs * sizeof(struct k3_logprob);
+
+    bool room;
+
+    q->kept_bytes = j->c.n * each;
+    pthread_mutex_lock(&q->h->lock);
+    room = !p->n_logprobs || q->h->body_bytes + q->kept_bytes <= q->h->half_bytes;
+    pthread_mutex_unlock(&q->h->lock);
+    if (room)
+        return 0;
+    if (q->kept_bytes <= q->h->half_bytes) {
+        k3_http_error(q, 503, NULL, NULL, "too many large requests at once; try again");
+        return -EAGAIN;
+    }
+    k3_http_error(q, 400, "logprobs", "invalid_value", "logprobs: those of %u answers of %llu tokens may take %zu MiB; there are %zu MiB "
+                  "(half of --http-mb): ask for fewer tokens", j->c.n, (unsigned long long)p->max_tokens, q->kept_bytes >> 20,
+                  q->h->half_bytes >> 20);
+    return -EINVAL;
+}
+
 static cJSON *shown(const struct k3_http_job *j)
 {
     const struct k3_router *r = j->q->h->r;
@@ -388,6 +412,8 @@ static void admit(struct k3_http_req *q, struct k3_http_job *j, const struct k3_
 
     if (rc == 0)
         rc = check_context(q, j, prompt->n);
+    if (rc == 0)
+        rc = keep(q, j, prompt->n);
     if (rc == 0 && (rc = k3_http_reserve(q, n)) == 0) {
         pthread_mutex_lock(&h->lock);
         for (unsigned i = 0; i < n && h->peer.digest[0]; i++)
