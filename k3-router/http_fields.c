@@ -168,7 +168,7 @@ const char *const k3_http_ignored_fields[] = {
     "cache_prompt", "timings_per_token", "return_progress", NULL
 };
 
-/* "1234" and nothing else, so that no two names mean the same id. */
+/* "1234" and nothing else, so that no two names mean the same id (of two equal ones the parser keeps the last). */
 static bool id_of(struct k3_text name, uint32_t n_vocab, uint32_t *id)
 {
     uint64_t n = 0;
@@ -184,14 +184,6 @@ static bool id_of(struct k3_text name, uint32_t n_vocab, uint32_t *id)
     return n < n_vocab;
 }
 
-static bool named_before(const struct k3_json *o, const struct k3_json *v)
-{
-    for (const struct k3_json *i = o->child; i != v; i = i->next)
-        if (i->key.len_bytes == v->key.len_bytes && memcmp(i->key.bytes, v->key.bytes, v->key.len_bytes) == 0)
-            return true;
-    return false;
-}
-
 /* {"id":bias,..} becomes [[id,bias],..] (ipc/msg.h). */
 static int get_bias(struct k3_http_req *q, const struct k3_json *o, struct k3_http_common *c)
 {
@@ -202,7 +194,7 @@ static int get_bias(struct k3_http_req *q, const struct k3_json *o, struct k3_ht
 
     if (!bias || (bias->type == K3_JSON_OBJECT && bias->n == 0))
         return 0;
-    snprintf(want, sizeof(want), "an object of at most %u token ids from \"0\" to \"%u\", each once, with numbers from -%g to %g",
+    snprintf(want, sizeof(want), "an object of at most %u token ids from \"0\" to \"%u\" with numbers from -%g to %g",
              K3_HTTP_BIASES_MAX, k3_tokenizer_n_vocab(q->h->r->t) - 1, K3_HTTP_BIAS_MOST, K3_HTTP_BIAS_MOST);
     if (bias->type != K3_JSON_OBJECT || bias->n > K3_HTTP_BIASES_MAX)
         return k3_http_field_refused(q, "logit_bias", want);
@@ -210,7 +202,7 @@ static int get_bias(struct k3_http_req *q, const struct k3_json *o, struct k3_ht
         double value = v->type == K3_JSON_NUMBER ? strtod(v->text.bytes, NULL) : NAN;
         uint32_t id;
 
-        if (!id_of(v->key, k3_tokenizer_n_vocab(q->h->r->t), &id) || !(fabs(value) <= K3_HTTP_BIAS_MOST) || named_before(bias, v)) {
+        if (!id_of(v->key, k3_tokenizer_n_vocab(q->h->r->t), &id) || !(fabs(value) <= K3_HTTP_BIAS_MOST)) {
             k3_buf_free(&b);
             return k3_http_field_refused(q, "logit_bias", want);
         }

@@ -150,7 +150,7 @@ ITALY="The capital of Italy is Rome."
     {
         for f in 'n:0' 'n:9' 'n:1.5' 'n:"2"' 'presence_penalty:2.1' 'presence_penalty:"x"' 'frequency_penalty:-2.1' 'repeat_penalty:0' \
             'repeat_penalty:11' 'repetition_penalty:-1' 'logit_bias:5' 'logit_bias:[5]' 'logit_bias:{"5":101}' 'logit_bias:{"5":"1"}' 'logit_bias:{"5":null}' \
-            'logit_bias:{"1536":1}' 'logit_bias:{"-1":1}' 'logit_bias:{"05":1}' 'logit_bias:{"a":1}' 'logit_bias:{"":1}' 'logit_bias:{"5":1,"5":2}' \
+            'logit_bias:{"1536":1}' 'logit_bias:{"-1":1}' 'logit_bias:{"05":1}' 'logit_bias:{"a":1}' 'logit_bias:{"":1}' \
             'logit_bias:{"5":1e999}' 'logprobs:21' 'logprobs:"x"' 'top_logprobs:5' 'top_logprobs:-1' 'best_of:2' 'echo:true' \
             'suffix:"x"' 'temperature:-1' 'temperature:"hot"' 'temperature:1e9' 'top_p:0' 'top_p:1.5' 'min_p:2' 'top_k:-2' 'top_k:1.5' 'max_tokens:0' \
             'max_tokens:-5' 'max_tokens:1.5' 'max_completion_tokens:"x"' 'seed:"x"' 'seed:1.5' 'seed:99999999999999999999' 'stop:[""]' 'stop:5' \
