@@ -283,6 +283,19 @@ static void on_look(void *arg, uint32_t layer, const uint16_t *ids, uint32_t n_r
         announce(e, layer, ids, n_rows, k);
 }
 
+/* The next token of an answer, and its log probabilities where nobody looks before the token is published. */
+static int draw_token(struct k3_engine *e, struct k3_request *r, const float *logits, struct k3_outcome *o)
+{
+    uint32_t n_answer = r->n_ids - r->n_prompt, n = r->sampling.n_logprobs;
+    const float *adjusted = k3_sampler_adjust(e->sampler, logits, &r->sampling, r->ids + r->n_prompt, n_answer);
+    int rc = k3_sampler_pick(e->sampler, adjusted, &r->sampling, n_answer, &o->token, &o->err);
+
+    o->has_token = rc == 0;
+    if (rc == 0 && n)
+        k3_sampler_logprobs(e->sampler, logits, o->token, r->logprobs + (size_t)(n_answer - r->n_given) * n, n);
+    return rc;
+}
+
 /* Draws the tokens of a finished pass.  Reads nothing of a request that other threads change. */
 static void draw(struct k3_engine *e)
 {
@@ -297,17 +310,13 @@ static void draw(struct k3_engine *e)
         for (uint32_t position = s->n_done; position < s->n_done + s->n_rows; position++) {
             struct k3_request *r = s->request;
             bool last = is_last_row(r, position) && !r->complete;
-            uint32_t token;
+            uint32_t unused;
 
             if (!is_logits_row(r, position) && !is_last_row(r, position))
                 continue;
             if (o->rc == 0)
-                o->rc = k3_sampler_pick(e->sampler, logits, last ? &r->sampling : &greedy, r->n_ids - r->n_prompt,
-                                        &token, &o->err);
-            if (o->rc == 0 && last) {
-                o->token = token;
-                o->has_token = true;
-            }
+                o->rc = last ? draw_token(e, r, logits, o)
+                             : k3_sampler_pick(e->sampler, logits, &greedy, r->n_ids - r->n_prompt, &unused, &o->err);
             if (o->rc == 0 && is_logits_row(r, position)) {
                 memcpy(r->logits, logits, r->n_logits * sizeof(*logits)); /* nobody looks before has_logits */
                 o->has_logits = true;
@@ -541,7 +550,11 @@ int k3_engine_submit(struct k3_engine *e, const struct k3_submit *sub, bool drai
         return 0;
     }
     rc = k3_submit_check(sub, e->o.m->cfg.vocab, e->o.ctx, err);
-    kept_bytes = e->requests.kept_bytes + k3_request_bytes(sub, e->o.m->cfg.vocab);
+    kept_bytes = e->requests.kept_bytes + (rc == 0 ? k3_request_bytes(sub, e->o.m->cfg.vocab) : 0);
+    if (rc == 0 && k3_request_bytes(sub, e->o.m->cfg.vocab) > e->o.kept_bytes_max)
+        rc = k3_refuse(err, -E2BIG, "the request would keep %llu bytes, the limit is %llu (--requests-mb): ask for fewer tokens%s",
+                       (unsigned long long)k3_request_bytes(sub, e->o.m->cfg.vocab), (unsigned long long)e->o.kept_bytes_max,
+                       sub->sampling.n_logprobs ? " or fewer logprobs" : "");
     if (rc == 0 && (draining || atomic_load(e->o.stop)))
         rc = k3_fail(err, -ESHUTDOWN, "no new requests are taken: it is %s", draining
                      ? "draining, until it is started anew (run/k3-run restart computed)" : "shutting down");

@@ -49,7 +49,7 @@
 enum k3_phase { K3_QUEUED, K3_PREFILL, K3_DECODE, K3_ENDED };
 enum k3_end { K3_END_NONE, K3_END_STOP, K3_END_LENGTH, K3_END_CANCELLED, K3_END_ERROR };
 
-/* What a client asks for; all pointers are borrowed. */
+/* What a client asks for; all pointers are borrowed (that of sampling.bias, too). */
 struct k3_submit {
     char id[K3_ID_LEN + 1]; /* lower case */
     const uint32_t *prompt, *generated, *stop;
@@ -59,7 +59,7 @@ struct k3_submit {
     bool logits;
 };
 
-/* The event log is implied by the ids: [logits] token.. [end].  The logits come before the first token, the end is last;
+/* The event log is implied by the ids: [logits] token.. [end]; a token brings its log probabilities when they were asked for.  The logits come before the first token, the end is last;
  * so index i means the same event for ever. */
 struct k3_request {
     struct k3_request *bucket_next, *queue_next;
@@ -68,7 +68,8 @@ struct k3_request {
     uint32_t n_prompt, n_given, n_ids;  /* n_given: generated before this submit; n_ids: all known now */
     uint32_t max_tokens;
     uint32_t *stop, n_stop;
-    struct k3_sampling sampling;
+    struct k3_sampling sampling;        /* its bias is the request's own */
+    struct k3_logprob *logprobs;        /* sampling.n_logprobs for each id after n_given; NULL when not asked for */
     float *logits;                      /* vocab floats when asked for, else NULL */
     uint32_t n_logits;
     bool has_logits;                    /* filled: event 0 */
@@ -99,7 +100,10 @@ static inline uint32_t k3_request_n_run(const struct k3_request *r)
     return r->complete ? r->n_prompt : r->n_ids;
 }
 uint32_t k3_request_n_events(const struct k3_request *r);
-/* Appends the events from index `from` on to a JSON array.  -ENOMEM. */
+#define K3_POLL_LOGPROBS_MAX 256u /* tokens with log probabilities in one reply: at 20 each is 4 kB of JSON nodes for its reader */
+/* The event after the last one that a reply from index `from` on has. */
+uint32_t k3_request_n_told(const struct k3_request *r, uint32_t from);
+/* Appends the events from index `from` on to a JSON array, up to that one.  -ENOMEM. */
 int k3_request_events(const struct k3_request *r, uint32_t from, cJSON *array);
 
 #define K3_BUCKETS 256u

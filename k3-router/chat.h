@@ -73,6 +73,9 @@ enum k3_channel { K3_OUT_THINK, K3_OUT_RESPONSE };
 /* Whole characters of one channel, in order.  A negative return stops the feed with that code. */
 typedef int k3_out_fn(void *arg, enum k3_channel channel, const char *text, size_t len_bytes);
 
+/* The id that was fed as number `index` (from 0) has text in this channel, which comes next there, perhaps later. */
+typedef int k3_out_id_fn(void *arg, enum k3_channel channel, size_t index);
+
 /* Calls, in order; index counts from 0.
  *   BEGIN       text: the name of the tool
  *   ARGUMENTS   text: more of the arguments; all of a call's together are one JSON object
@@ -91,6 +94,9 @@ struct k3_out {
     const struct k3_tokenizer *t; /* borrowed */
     k3_out_fn *fn;
     k3_call_fn *call_fn; /* NULL: calls are dropped */
+    k3_out_id_fn *id_fn; /* NULL: nobody asks which ids make the text */
+    size_t n_fed;
+    struct k3_ids tag_index; /* for id_fn: of the ids of `tag` */
     void *arg;
     enum k3_out_state state;
     bool first;          /* no id seen yet */
@@ -112,6 +118,8 @@ struct k3_out {
 void k3_out_open(struct k3_out *o, const struct k3_tokenizer *t, bool thinking, k3_out_fn *fn, void *arg);
 /* To be told of calls, at most max_calls complete ones.  Call it before the first id. */
 void k3_out_calls(struct k3_out *o, uint32_t max_calls, k3_call_fn *fn);
+/* To be told which ids the texts come from.  Call it before the first id. */
+void k3_out_ids(struct k3_out *o, k3_out_id_fn *fn);
 int k3_out_feed(struct k3_out *o, uint32_t id);
 /* No more ids: what was held back comes out.  To be called once. */
 int k3_out_finish(struct k3_out *o);

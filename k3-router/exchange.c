@@ -279,6 +279,10 @@ int k3_exchange_json(const struct k3_exchange *x, long long index, const struct 
         rc |= k3_buf_json_ids(out, &a->prompt);
         rc |= k3_buf_puts(out, ",\"generated_ids\":");
         rc |= k3_buf_json_ids(out, &a->generated);
+        if (a->logprobs.n_each) {
+            rc |= k3_buf_puts(out, ",\"logprobs\":");
+            rc |= k3_logprobs_json(&a->logprobs, out);
+        }
         rc |= put_text(out, "text", x->answer.t != NULL, &x->answer.text);
         rc |= put_text(out, "thinking", x->answer.mode == K3_ANSWER_CHAT, &x->answer.thinking);
         rc |= a->stop_id < 0 ? k3_buf_puts(out, ",\"stop_id\":null,")
