@@ -5,6 +5,7 @@
  *   http_watch.c   connections: deadlines, gone clients, comments  http_family.c  what the daemons say; models, health, metrics
  *   http_fields.c  fields of a body, and the refusals that name them
  *   http_tokens.c  /tokenize, /detokenize                          http_ask.c     completions: prepare, queue, run, shape
+ *   http_page.c    the page: files of web/, embedded               http_machine.c what /v1/k3/stats has beside the pages
  *
  * Threads: one of libmicrohttpd (callbacks; nothing in it blocks), one that watches connections, one that asks k3-computed
  * what it is, two that prepare requests (a long prompt takes seconds to tokenize), and one for each answer that is being made.
@@ -75,7 +76,20 @@ enum k3_http_stat {
 };
 
 /* What k3-computed says of itself. */
-struct k3_http_peer { bool known; uint64_t ctx, sequences, batch_rows, vocab; char digest[65]; };
+struct k3_http_peer {
+    bool known;
+    uint64_t ctx, sequences, batch_rows, vocab;
+    uint64_t layers, layers_model, threads, state_bytes, buffer_bytes, thread_bytes; /* for the machine view */
+    char digest[65], kernels[16];
+};
+
+/* Replies to `flow` (ipc/msg.h), kept while somebody looks; NULL: none came.  The lock. */
+struct k3_http_flow { cJSON *trunk, *expert; };
+
+/* A file of web/, made by k3-router/embed. */
+struct k3_web_file { const char *path, *type, *etag; const unsigned char *bytes; size_t len_bytes; };
+extern const struct k3_web_file k3_web_files[];
+extern const size_t k3_n_web_files;
 
 enum k3_http_phase {
     K3_HTTP_READING, K3_HTTP_PREPARING, K3_HTTP_QUEUED, K3_HTTP_RUNNING, K3_HTTP_READY, K3_HTTP_ENDED
@@ -89,6 +103,7 @@ struct k3_http_req {
     unsigned refs;               /* libmicrohttpd's and the job's */
     enum k3_http_phase phase;
     const struct k3_http_route *route; /* NULL: no such path */
+    const struct k3_web_file *file;    /* of the page; NULL: another path */
     char method[12], path[80];   /* for the log */
     char origin[256];            /* that the reply names; "" none */
     char allow_headers[512];     /* of a preflight */
@@ -142,6 +157,8 @@ struct k3_http {
     unsigned n_queued, n_running, n_reserved; /* n_reserved: being prepared, with a place in the queue */
     size_t body_bytes;
     struct k3_http_peer peer;
+    struct k3_http_flow flow;
+    uint64_t looked_ns, flow_ns;  /* when somebody last asked for statistics, and the daemons were; 0 never */
     double answer_s;              /* mean of the last answers; 0: none yet */
     uint64_t n_asked;             /* journals since the last pruning */
     bool stopping;                /* no more answers are begun, those that run are left */
@@ -201,6 +218,20 @@ static inline void k3_http_count(struct k3_http *h, enum k3_http_stat what, uint
 {
     k3_stat_add(k3_daemon_stats(h->daemon), what, n);
 }
+
+/* http_machine.c */
+/* The thread that asks k3-computed asks the weight daemons for their flow, once a second while somebody looks. */
+void k3_http_machine_ask(struct k3_http *h, uint64_t now_ns);
+/* Adds `now_ns` and `machine` to the statistics (docs/user/serving.md). */
+void k3_http_machine_add(struct k3_http *h, cJSON *root);
+void k3_http_flow_free(struct k3_http_flow *f);
+
+/* http_page.c */
+/* The file of exactly this path; NULL: none. */
+const struct k3_web_file *k3_http_page_find(const char *path);
+void k3_http_get_page(struct k3_http_req *q);
+/* Headers that only the page has. */
+void k3_http_page_headers(const struct k3_http_req *q, struct MHD_Response *r);
 
 /* http_fields.c: readers of one field.  0, or -EINVAL after the refusal has been written into q. */
 /* Upper bound of the values in a JSON text. */
