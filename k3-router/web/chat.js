@@ -40,7 +40,17 @@ class Chat {
         $("export-all").addEventListener("click", () => download(this.store.list(), "conversations"));
         $("side-toggle").textContent = "☰";
         $("side-toggle").addEventListener("click", () => this.side(!$("side").classList.contains("open")));
+        for (const id of ["rename", "export", "delete"])
+            $(id).addEventListener("click", () => { $("menu").open = false; });
+        document.addEventListener("click", (e) => {
+            if (!$("menu").contains(e.target))
+                $("menu").open = false;
+        });
         document.addEventListener("keydown", (e) => {
+            if (e.key === "Escape" && $("menu").open) {
+                $("menu").open = false;
+                $("menu").firstElementChild.focus();
+            }
             if (e.key === "Escape" && $("side").classList.contains("open")) {
                 this.side(false);
                 $("side-toggle").focus();

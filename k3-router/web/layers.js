@@ -45,7 +45,7 @@ export class Layers {
         this.root.append(...this.pass, ...this.heat);
         const step = [1, 2, 5, 10, 20, 50, 100].find((s) => s * cell >= 26) ?? 100;
         for (let i = 0; i < n; i += step)
-            this.root.append(svg("text", { x: ((i + 0.5) * cell).toFixed(1), y: PASS_H + GAP + HEAT_H + 14, class: "axis" }, String(i)));
+            this.root.append(svg("text", { x: i || cell > 10 ? ((i + 0.5) * cell).toFixed(1) : 0, class: i || cell > 10 ? "axis" : "axis first", y: PASS_H + GAP + HEAT_H + 14, }, String(i)));
         this.into.replaceChildren(this.root);
     }
 

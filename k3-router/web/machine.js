@@ -85,7 +85,7 @@ class Machine {
             `${d.name} (${d.fs})`, rateText(d.rate), d.limit ? `${rateText(d.limit)}, ${d.from}` : "not measured", d.users.join(", ")]));
         rows($("daemons"), ["Daemon", "State", "Generation"], DAEMONS.map((d) => [d, s.life[d].text, s.life[d].generation === null ? NO_DATA : String(s.life[d].generation)]),
              DAEMONS.map((d) => (s.life[d].ok ? "" : "bad")));
-        rows($("work"), ["What", "Now"], work(s));
+        facts($("work"), work(s));
     }
 }
 
@@ -140,6 +140,12 @@ function work(s) {
             ["Arithmetic", s.kernels ? `${s.kernels}, ${s.threads} ${s.threads === 1 ? "thread" : "threads"}` : NO_DATA]];
 }
 
+function facts(into, list) {
+    if (into.children.length === 0)
+        into.append(...list.map(([name]) => el("div", {}, el("dt", {}, name), el("dd"))));
+    list.forEach(([, text], i) => setText(into.children[i].children[1], text));
+}
+
 /* A table whose cells are kept, so that what is selected or read aloud is not torn away every second. */
 function rows(into, head, body, classes = []) {
     let table = into.querySelector("table");
@@ -166,5 +172,6 @@ function showMemory(parts, promised) {
     parts.forEach((p, i) => {
         $("memory").firstElementChild.children[i].style.inlineSize = `${100 * (p.bytes ?? 0) / whole}%`;
     });
-    rows($("memory"), ["Part", "In memory", "May be"], parts.map((p) => [p.part, bytesText(p.bytes), p.of === null ? "" : bytesText(p.of)]), parts.map((_, i) => `part p${i}`));
+    rows($("memory"), ["Part", "In memory"], parts.map((p) => [p.part, p.of === null || p.of === p.bytes ? bytesText(p.bytes) : `${bytesText(p.bytes)} of ${bytesText(p.of)}`]),
+         parts.map((_, i) => `part p${i}`));
 }

@@ -3,14 +3,18 @@ import { svg } from "./render.js";
 import { bytesText, countText, rateText, shareText, speedText, NO_DATA } from "./rates.js";
 
 /* x, y, w, h in px of the view box.  shared is a frame around three. */
-const WIDE = { view: [1120, 400], drive: { x: 0, y: 40, w: 178, h: 320 },
-    trunkd: { x: 238, y: 60, w: 178, h: 106 }, expertd: { x: 238, y: 262, w: 178, h: 106 },
-    shared: { x: 476, y: 8, w: 226, h: 384 }, pinned: { x: 490, y: 40, w: 198, h: 98 }, ring: { x: 490, y: 152, w: 198, h: 98 },
-    arena: { x: 490, y: 280, w: 198, h: 98 }, computed: { x: 762, y: 132, w: 166, h: 136 }, router: { x: 988, y: 132, w: 132, h: 136 } };
-const NARROW = { view: [340, 720], drive: { x: 0, y: 0, w: 340, h: 88 },
-    trunkd: { x: 0, y: 128, w: 164, h: 106 }, expertd: { x: 176, y: 128, w: 164, h: 106 },
-    shared: { x: 0, y: 274, w: 340, h: 242 }, pinned: { x: 10, y: 302, w: 154, h: 98 }, ring: { x: 10, y: 408, w: 154, h: 98 },
-    arena: { x: 176, y: 302, w: 154, h: 98 }, computed: { x: 0, y: 556, w: 200, h: 164 }, router: { x: 236, y: 556, w: 104, h: 164 } };
+const WIDE = { view: [1120, 322], drive: { x: 0, y: 0, w: 178, h: 322 },
+    trunkd: { x: 238, y: 78, w: 178, h: 88 }, expertd: { x: 238, y: 222, w: 178, h: 88 },
+    shared: { x: 476, y: 0, w: 226, h: 322 }, pinned: { x: 488, y: 30, w: 202, h: 88 }, ring: { x: 488, y: 126, w: 202, h: 88 },
+    arena: { x: 488, y: 222, w: 202, h: 88 }, computed: { x: 762, y: 117, w: 166, h: 88 }, router: { x: 988, y: 117, w: 132, h: 88 } };
+const NARROW = { view: [340, 566], drive: { x: 0, y: 0, w: 340, h: 80 },
+    trunkd: { x: 0, y: 112, w: 164, h: 80 }, expertd: { x: 176, y: 112, w: 164, h: 80 },
+    shared: { x: 0, y: 224, w: 340, h: 222 }, pinned: { x: 14, y: 252, w: 148, h: 88 }, ring: { x: 14, y: 348, w: 148, h: 88 },
+    arena: { x: 178, y: 252, w: 152, h: 184 }, computed: { x: 0, y: 478, w: 196, h: 88 }, router: { x: 228, y: 478, w: 112, h: 88 } };
+/* Where boxes lie above one another the lines go around them. */
+const AROUND = { "trunkd ring": "M24 192C24 214 6 208 6 232V376Q6 392 14 392", "pinned computed": "M162 296Q170 296 170 308V440C170 462 98 456 98 478",
+    "ring computed": "M88 436C88 460 60 456 60 478", "arena computed": "M254 436C254 464 136 452 136 478" };
+const LINE = 18;
 const GAP = 12;
 
 export class Picture {
@@ -62,10 +66,10 @@ export class Picture {
         this.flows = [];
         this.lines = svg("g", { class: "lines" });
         this.boxes = svg("g", { class: "boxes" });
-        this.root = svg("svg", { viewBox: `-2 -2 ${w + 4} ${h + 4}`, role: "img", class: wide ? "family wide" : "family" }, this.lines, this.boxes);
         const f = at.shared;
-        this.boxes.append(svg("rect", { x: f.x, y: f.y, width: f.w, height: f.h, rx: 14, class: "frame" }),
-                          svg("text", { x: f.x + 14, y: f.y + 21, class: "caption" }, "shared memory"));
+        this.root = svg("svg", { viewBox: `-2 -2 ${w + 4} ${h + 4}`, role: "img", class: wide ? "family wide" : "family" },
+                        svg("rect", { x: f.x, y: f.y, width: f.w, height: f.h, rx: 14, class: "frame" }), this.lines, this.boxes,
+                        svg("text", { x: f.x + 14, y: f.y + 19, class: "caption" }, "shared memory"));
         this.drives(at.drive, wide, drives);
         for (const [id, title] of [["trunkd", "k3-trunkd"], ["expertd", "k3-expertd"], ["pinned", "pinned trunk"], ["ring", "trunk ring"],
                                    ["arena", "experts"], ["computed", "k3-computed"], ["router", "k3-router"]])
@@ -76,16 +80,16 @@ export class Picture {
 
     drives(at, wide, drives) {
         const n = Math.max(1, drives.length);
-        const h = wide ? Math.min(106, (at.h - GAP * (n - 1)) / n) : at.h, w = wide ? at.w : (at.w - GAP * (n - 1)) / n;
+        const h = wide ? Math.min(88, (at.h - GAP * (n - 1)) / n) : at.h, w = wide ? at.w : (at.w - GAP * (n - 1)) / n;
         const top = wide ? at.y + (at.h - n * h - (n - 1) * GAP) / 2 : at.y;
         for (let i = 0; i < n; i++)
             this.node(`drive${i}`, { x: wide ? at.x : at.x + i * (w + GAP), y: wide ? top + i * (h + GAP) : at.y, w, h }, drives[i]?.name ?? "drive");
     }
 
     node(id, at, title) {
-        const lines = [0, 1, 2].map((i) => svg("text", { x: at.x + 14, y: at.y + 48 + i * 19, class: "value" }));
-        const bar = svg("rect", { x: at.x + 14, y: at.y + at.h - 16, width: 0, height: 5, rx: 2.5, class: `fill ${id.replace(/\d/, "")}` });
-        const track = svg("rect", { x: at.x + 14, y: at.y + at.h - 16, width: at.w - 28, height: 5, rx: 2.5, class: "track" });
+        const lines = [0, 1].map((i) => svg("text", { x: at.x + 14, y: at.y + 44 + i * LINE, class: "value" }));
+        const bar = svg("rect", { x: at.x + 14, y: at.y + at.h - 13, width: 0, height: 5, rx: 2.5, class: `fill ${id.replace(/\d/, "")}` });
+        const track = svg("rect", { x: at.x + 14, y: at.y + at.h - 13, width: at.w - 28, height: 5, rx: 2.5, class: "track" });
         const mark = svg("circle", { cx: at.x + at.w - 16, cy: at.y + 20, r: 4.5, class: "mark" });
         const name = svg("text", { x: at.x + 14, y: at.y + 25, class: "title" }, title);
         this.boxes.append(svg("g", { class: `box ${id.replace(/\d/, "")}` },
@@ -112,7 +116,7 @@ export class Picture {
 
     flow(from, to, rate, kind, wide) {
         const a = this.nodes[from].at, b = this.nodes[to].at;
-        const d = wide ? across(a, b) : down(a, b);
+        const d = wide ? across(a, b) : AROUND[`${from} ${to}`] ?? down(a, b);
         const dots = svg("path", { d, class: `dots ${kind}`, "stroke-dasharray": "0.1 11.9", "stroke-dashoffset": 0 });
         this.lines.append(svg("path", { d, class: "wire" }), dots);
         this.flows.push({ rate, dots, speed: 0, offset: 0 });
@@ -131,25 +135,24 @@ export class Picture {
     }
 
     fill(s) {
-        const word = (d) => s.life[d].word;
-        const lost = (d) => s.life[d].word === "no data" || s.life[d].word === "not running" || s.life[d].word === "failed";
+        const daemon = (id, name, lines, share) => {
+            const l = s.life[name];
+            this.put(id, l.ok ? lines : l.silent ? [l.word, lines[0]] : [l.word], l.ok ? share : null, l);
+        };
         for (let i = 0; this.nodes[`drive${i}`]; i++) {
             const d = s.drives[i];
             const limit = !d ? "" : d.limit ? `of ${rateText(d.limit)}` : "limit not measured";
             this.put(`drive${i}`, [d ? rateText(d.rate) : NO_DATA, limit], d?.limit && d.rate !== null ? d.rate / d.limit : null, null);
         }
-        this.put("trunkd", lost("k3-trunkd") ? [word("k3-trunkd")] : [word("k3-trunkd"), `reads ${rateText(s.trunk_read)}`, `${countText(s.trunk_flight)} in flight`],
-                 null, s.life["k3-trunkd"]);
-        this.put("expertd", lost("k3-expertd") ? [word("k3-expertd")] : [word("k3-expertd"), `reads ${rateText(s.expert_read)}`, `hits ${shareText(s.hit_share)}`],
-                 null, s.life["k3-expertd"]);
+        daemon("trunkd", "k3-trunkd", [`reads ${rateText(s.trunk_read)}`, `${countText(s.trunk_flight)} in flight`], null);
+        daemon("expertd", "k3-expertd", [`reads ${rateText(s.expert_read)}`, `hits ${shareText(s.hit_share)}`], null);
         this.put("pinned", s.pinned === null ? [NO_DATA] : [bytesText(s.pinned_loaded), `used ${rateText(s.pinned_rows)}`], ratio(s.pinned_loaded, s.pinned), null);
         this.put("ring", s.ring === null ? [NO_DATA] : [`${s.ring_filled === null ? "?" : bytesText(s.ring_filled)} of ${bytesText(s.ring)}`, `used ${rateText(s.ring_rows)}`],
                  ratio(s.ring_filled, s.ring), null);
         this.put("arena", s.slots === null ? [NO_DATA] : [`${countText(s.slots_ready)} of ${countText(s.slots)} slots`, `used ${rateText(s.expert_rows)}`],
                  ratio(s.slots_ready, s.slots), null);
-        this.put("computed", lost("k3-computed") ? [word("k3-computed")] : [word("k3-computed"), this.doing(s), `${speedText(s.tokens_per_s)} tokens/s`],
-                 s.sequences_running && s.layers ? s.layer / s.layers : 0, s.life["k3-computed"]);
-        this.put("router", lost("k3-router") ? [word("k3-router")] : [word("k3-router"), `${countText(s.running)} running`, `${countText(s.queued)} queued`], null, s.life["k3-router"]);
+        daemon("computed", "k3-computed", [this.doing(s), `${speedText(s.tokens_per_s)} tokens/s`], s.sequences_running && s.layers ? s.layer / s.layers : 0);
+        daemon("router", "k3-router", [`${countText(s.running)} running`, `${countText(s.queued)} queued`], null);
         for (const f of this.flows)
             this.pace(f, s);
         this.root.setAttribute("aria-label", spoken(s));

@@ -5,7 +5,7 @@
 const SECOND = 1e9;
 
 export class History {
-    constructor(keep_s = 40) {
+    constructor(keep_s = 200) {
         this.keep_ns = keep_s * SECOND;
         this.samples = [];
     }
@@ -27,6 +27,13 @@ export class History {
     before(span_s) {
         const now = this.latest?.now_ns;
         return this.samples.findLast((s) => now - s.now_ns >= span_s * SECOND * 0.9) ?? this.samples[0] ?? null;
+    }
+
+    /* The same of those that have `part` of the machine. */
+    flowBefore(part, span_s) {
+        const now = this.latest?.now_ns;
+        const with_part = this.samples.filter((s) => s.machine?.[part]);
+        return (with_part.findLast((s) => now - s.now_ns >= span_s * SECOND * 0.9) ?? with_part[0])?.machine[part] ?? null;
     }
 
     value(daemon, name) {
@@ -63,7 +70,7 @@ function same(a, b, daemon) {
 
 /* [{name, fs, users, rate (null: not known yet), limit (0: not measured), from, bytes}], each drive once. */
 export function drives(history, span_s = 4) {
-    const now = history.latest, before = history.before(span_s);
+    const now = history.latest;
     const out = new Map();
     for (const part of ["trunk", "experts"]) {
         for (const d of now?.machine?.[part]?.drives ?? []) {
@@ -72,7 +79,7 @@ export function drives(history, span_s = 4) {
             o.users.push(part === "trunk" ? "k3-trunkd" : "k3-expertd");
             o.limit = Math.max(o.limit, d.bytes_per_s);
             o.bytes += d.read_bytes;
-            const rate = driveRate(before?.machine?.[part], now.machine[part], d);
+            const rate = driveRate(history.flowBefore(part, span_s), now.machine[part], d);
             if (rate !== null)
                 o.rate = (o.rate ?? 0) + rate;
         }
@@ -93,7 +100,7 @@ export function layerHits(history, span_s = null) {
     const now = history.latest?.machine?.experts;
     if (!now?.layer_demands)
         return null;
-    const old = span_s === null ? null : history.before(span_s)?.machine?.experts;
+    const old = span_s === null ? null : history.flowBefore("experts", span_s);
     if (span_s !== null && !old?.layer_demands)
         return null;
     return now.layer_demands.map((n, i) => {
@@ -119,13 +126,13 @@ export function life(sample, daemon) {
     if (!m.alive)
         return { ok: false, word: "not running", text: "not running; it is being started again, or was stopped", generation };
     if (d && d.heartbeat_age_ns > SILENT_NS)
-        return { ok: false, word: "silent", text: `does not respond: last heartbeat ${Math.round(d.heartbeat_age_ns / SECOND)} s ago`, generation };
+        return { ok: false, silent: true, word: "does not respond", text: `does not respond: last heartbeat ${Math.round(d.heartbeat_age_ns / SECOND)} s ago`, generation };
     return { ok: d?.state === "ready", word: d?.state ?? "no data", text: d?.state ?? "no data", generation };
 }
 
 /* ---- memory ---- */
 
-/* [{part, bytes, of}] of: what it may grow to, or null; bytes null: no data. */
+/* [{part, bytes, of}] of: what it grows to, or null; bytes null: no data. */
 export function memory(history) {
     const v = (d, n) => history.value(d, n);
     const times = (a, b) => (a === null || b === null ? null : a * b);
@@ -144,6 +151,12 @@ export function memory(history) {
 
 /* ---- all of it, for the view ---- */
 
+/* A token of the real model takes many seconds: while one is being made, all that is remembered counts. */
+function tokenRate(history) {
+    const recent = history.rate("k3-computed", "tokens_generated", 5);
+    return recent === 0 && history.value("k3-computed", "sequences_running") ? history.rate("k3-computed", "tokens_generated", 200) : recent;
+}
+
 export function summarize(history) {
     const v = (d, n) => history.value(d, n), r = (d, n) => history.rate(d, n);
     const m = history.latest?.machine ?? {};
@@ -155,7 +168,7 @@ export function summarize(history) {
         layers: m.layers ?? 0, layers_model: m.layers_model ?? 0, model: m.model ?? "", ctx: m.ctx ?? 0, sequences: m.sequences ?? 0,
         threads: m.threads ?? 0, kernels: m.kernels ?? "", promised: m.promised_bytes || null,
         layer: v("k3-computed", "layer"), waiting: v("k3-computed", "waiting"),
-        tokens_per_s: r("k3-computed", "tokens_generated"), prompt_per_s: r("k3-computed", "prompt_tokens"),
+        tokens_per_s: tokenRate(history),
         tokens: v("k3-computed", "tokens_generated"), prompt_tokens: v("k3-computed", "prompt_tokens"),
         passes: v("k3-computed", "passes"),
         pass_s: passes?.delta && pass_ns ? pass_ns.delta / passes.delta / SECOND : null,
