@@ -24,6 +24,7 @@ class Chat {
             running: (m) => this.run()?.message === m,
         });
         this.frame = 0;
+        this.leaving = false;
     }
 
     open() {
@@ -56,7 +57,8 @@ class Chat {
                 $("side-toggle").focus();
             }
         });
-        window.addEventListener("pagehide", () => this.saveRuns());
+        window.addEventListener("beforeunload", () => this.leave());
+        window.addEventListener("pagehide", () => this.leave());
         window.addEventListener("storage", () => this.otherTab());
         setInterval(() => this.showProgress(), 500);
     }
@@ -250,7 +252,7 @@ class Chat {
             }));
             m.state = reason === "length" ? "length" : "done";
         } catch (e) {
-            m.state = e.name === "AbortError" ? "stopped" : "failed";
+            m.state = e.name === "AbortError" ? "stopped" : this.leaving ? "streaming" : "failed";
             m.error = m.state === "failed" ? e.message : "";
         }
         if (this.runs.get(c.id) !== run) /* deleted in between */
@@ -287,8 +289,10 @@ class Chat {
         $("text").focus();
     }
 
-    /* What is shown now is what a reload shows. */
-    saveRuns() {
+    /* What is shown now is what a reload shows.  The browser ends the streams of a page that is left; that is no failure. */
+    leave() {
+        this.leaving = true;
+        setTimeout(() => { this.leaving = false; }, 3000); /* it was not left after all */
         for (const run of this.runs.values())
             this.store.put(run.c);
     }

@@ -25,6 +25,7 @@ teardown_file() {
 head_of() { # head_of PATH [CURL OPTION...]: status line and headers, in lower case
     local path=$1
     shift
+    rm -f "$BATS_TEST_TMPDIR/body"
     curl -sS -m $((20 * SLOW)) --path-as-is -o "$BATS_TEST_TMPDIR/body" -D - "$@" "$URL$path" | tr -d '\r' | tr '[:upper:]' '[:lower:]'
 }
 
@@ -47,7 +48,8 @@ head_of() { # head_of PATH [CURL OPTION...]: status line and headers, in lower c
         done
         [[ $output =~ etag:\ \"[0-9a-f]{32}\" ]]
     done
-    run ! grep -nE "(https?:)?//[a-z]|<style|style=|on[a-z]+=\"|<script>" "$ROOT/k3-router/web/index.html"
+    run grep -nE "(https?:)?//[a-z]|<style|style=|on[a-z]+=\"|<script>" "$ROOT/k3-router/web/index.html"
+    [ "$status" -eq 1 ]
 }
 @test "what is known is not sent again; HEAD and methods" {
     tag=$(head_of /web/app.js | sed -n 's/^etag: //p')
@@ -71,7 +73,7 @@ head_of() { # head_of PATH [CURL OPTION...]: status line and headers, in lower c
         echo "$p: $output"
         # libmicrohttpd ends a path at %00: what is before it is the path.
         [[ ${lines[0]} == 'http/1.1 404 not found' || $p == *%00* ]]
-        run ! grep -q root: "$BATS_TEST_TMPDIR/body"
+        [[ $(tr -d '\0' <"$BATS_TEST_TMPDIR/body") != *root:* ]]
     done
     [[ $(head_of /web/x.js | head -1) == 'http/1.1 401 unauthorized' ]]
     [[ $(head_of / -H 'Origin: http://evil.example' | head -1) == 'http/1.1 403 forbidden' ]]
@@ -96,7 +98,7 @@ head_of() { # head_of PATH [CURL OPTION...]: status line and headers, in lower c
 @test "events, Markdown, conversations and rates, in node" {
     command -v node >/dev/null || skip "node is not installed"
     cd "$work"
-    run timeout $((120 * SLOW)) node --test modules.test.mjs
+    run timeout $((120 * SLOW)) node --test --test-reporter=tap modules.test.mjs
     echo "$output"
     [ "$status" -eq 0 ]
     [[ $output == *'# fail 0'* ]]
