@@ -67,6 +67,9 @@ bool k3_http_origin_same(const char *origin, const char *host);
 bool k3_http_origin_listed(const char *origin, const struct k3_str_list *list);
 /* A list of header names and nothing else, so that it can be echoed. */
 bool k3_http_header_names_ok(const char *text);
+/* The entity tag is in the list of If-None-Match (NULL: none), or the list is *; compared as weak ones are (RFC 9110 13.1.2).
+ * etag: with its quotes, without a comma in it. */
+bool k3_http_tag_listed(const char *list, const char *etag);
 
 /* ---- the server ---------------------------------------------------------------------------------------------------------- */
 

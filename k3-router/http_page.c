@@ -17,29 +17,11 @@ const struct k3_web_file *k3_http_page_find(const char *path)
     return NULL;
 }
 
-/* A list of entity tags, or *; compared as weak ones are (RFC 9110 13.1.2).  Ours have no comma in them. */
-static bool has_tag(const char *list, const char *etag)
-{
-    size_t len = strlen(etag);
-
-    while (list && *list) {
-        list += strspn(list, " \t,");
-        if (*list == '*')
-            return true;
-        if (strncmp(list, "W/", 2) == 0)
-            list += 2;
-        if (strncmp(list, etag, len) == 0 && strchr(" \t,", list[len]))
-            return true;
-        list += strcspn(list, ",");
-    }
-    return false;
-}
-
 void k3_http_get_page(struct k3_http_req *q)
 {
     const struct k3_web_file *f = q->file;
 
-    if (has_tag(MHD_lookup_connection_value(q->mhd, MHD_HEADER_KIND, "If-None-Match"), f->etag))
+    if (k3_http_tag_listed(MHD_lookup_connection_value(q->mhd, MHD_HEADER_KIND, "If-None-Match"), f->etag))
         k3_http_reply(q, 304, NULL);
     else if (k3_buf_append(&q->out, (const char *)f->bytes, f->len_bytes) < 0)
         k3_http_error(q, 500, NULL, NULL, "no memory for the reply");
