@@ -93,7 +93,7 @@ function figures(s) {
     const list = [["Tokens a second", speedText(s.tokens_per_s), `${countText(s.tokens)} in all`],
                   ["Read from drives", rateText(s.read), s.trunk_read === null ? "" : `trunk ${rateText(s.trunk_read)}`],
                   ["Expert hits", shareText(s.hit_share), s.demands === null ? "" : `of ${countText(s.demands)}`],
-                  ["Time of a pass", secondsText(s.pass_s ?? s.pass_mean_s), s.passes === null ? "" : `${countText(s.passes)} passes`],
+                  ["Time of a pass", secondsText(s.pass_s ?? s.pass_mean_s), s.passes === null ? "" : `${countText(s.passes)} ${s.passes === 1 ? "pass" : "passes"}`],
                   ["Answers", s.running === null ? NO_DATA : `${countText(s.running)} running`, s.queued === null ? "" : `${countText(s.queued)} queued`]];
     const into = $("figures");
     if (into.children.length === 0)

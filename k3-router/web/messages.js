@@ -118,10 +118,10 @@ function thoughtFor(m) {
 
 /* How an answer that did not end by itself ended. */
 function ending(m, running) {
-    if (running || m.state === "done")
+    if (running || (m.state === "done" && m.content))
         return null;
     const text = { streaming: "Cut off: the page was left while this was being answered.", stopped: "Stopped.",
-                   length: "The greatest length was reached." }[m.state];
+                   length: "The greatest length was reached.", done: "The answer has no text." }[m.state];
     return text ? el("p.ending", {}, text) : el("p.ending.failed", {}, m.error);
 }
 

@@ -7,13 +7,13 @@ const WIDE = { view: [1120, 322], drive: { x: 0, y: 0, w: 178, h: 322 },
     trunkd: { x: 238, y: 78, w: 178, h: 88 }, expertd: { x: 238, y: 222, w: 178, h: 88 },
     shared: { x: 476, y: 0, w: 226, h: 322 }, pinned: { x: 488, y: 30, w: 202, h: 88 }, ring: { x: 488, y: 126, w: 202, h: 88 },
     arena: { x: 488, y: 222, w: 202, h: 88 }, computed: { x: 762, y: 117, w: 166, h: 88 }, router: { x: 988, y: 117, w: 132, h: 88 } };
-const NARROW = { view: [340, 566], drive: { x: 0, y: 0, w: 340, h: 80 },
-    trunkd: { x: 0, y: 112, w: 164, h: 80 }, expertd: { x: 176, y: 112, w: 164, h: 80 },
-    shared: { x: 0, y: 224, w: 340, h: 222 }, pinned: { x: 14, y: 252, w: 148, h: 88 }, ring: { x: 14, y: 348, w: 148, h: 88 },
-    arena: { x: 178, y: 252, w: 152, h: 184 }, computed: { x: 0, y: 478, w: 196, h: 88 }, router: { x: 228, y: 478, w: 112, h: 88 } };
+const NARROW = { view: [340, 574], drive: { x: 0, y: 0, w: 340, h: 88 },
+    trunkd: { x: 0, y: 120, w: 164, h: 80 }, expertd: { x: 176, y: 120, w: 164, h: 80 },
+    shared: { x: 0, y: 232, w: 340, h: 222 }, pinned: { x: 14, y: 260, w: 148, h: 88 }, ring: { x: 14, y: 356, w: 148, h: 88 },
+    arena: { x: 178, y: 260, w: 152, h: 184 }, computed: { x: 0, y: 486, w: 196, h: 88 }, router: { x: 228, y: 486, w: 112, h: 88 } };
 /* Where boxes lie above one another the lines go around them. */
-const AROUND = { "trunkd ring": "M24 192C24 214 6 208 6 232V376Q6 392 14 392", "pinned computed": "M162 296Q170 296 170 308V440C170 462 98 456 98 478",
-    "ring computed": "M88 436C88 460 60 456 60 478", "arena computed": "M254 436C254 464 136 452 136 478" };
+const AROUND = { "trunkd ring": "M24 200C24 222 6 216 6 240V384Q6 400 14 400", "pinned computed": "M162 304Q170 304 170 316V448C170 470 98 464 98 486",
+    "ring computed": "M88 444C88 468 60 464 60 486", "arena computed": "M254 444C254 472 136 460 136 486" };
 const LINE = 18;
 const GAP = 12;
 

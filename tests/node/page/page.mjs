@@ -261,6 +261,8 @@ await check('the machine: its numbers move, and all of them are text', async () 
     assert.match(await page.getAttribute('#picture svg', 'aria-label'), /^The family: drives read/);
     assert.equal(await page.locator('#picture-table tbody tr').count(), 9);
     assert.equal(await page.locator('#memory tbody tr').count(), 8);
+    process.kill((await stats()).daemons['k3-expertd'].pid, 'SIGKILL');
+    await until('the next generation', async () => (await page.locator('#daemons tbody tr').nth(1).textContent()) === 'k3-expertdready2');
     const asked = (await stats()).daemons['k3-router'].stats.requests.value;
     await page.click('#to-chat');
     assert.equal(await page.isVisible('#machine'), false);

@@ -5,15 +5,15 @@ import { browser, open } from './browser.mjs';
 const [, , out, chatUrl, machineUrl = chatUrl] = process.argv;
 const SIZES = { desktop: { viewport: { width: 1280, height: 800 } }, phone: { viewport: { width: 390, height: 844 }, isMobile: true, hasTouch: true } };
 const QUESTIONS = [['What does k3-trunkd do?'], ['Which language do they speak in Brazil?'], ['What is the currency of Japan?'],
-                   ['What is the capital of Italy?', 'What is the capital of Portugal?']];
+                   ['What is the capital of Italy?', 'What is the capital of Portugal?']]; // the first of a conversation with thinking
 
 async function chat(b, size, colorScheme) {
     const { context, page } = await open(b, chatUrl, { ...SIZES[size], colorScheme });
     await page.goto(chatUrl);
-    await page.evaluate(() => localStorage.setItem('k3.settings', JSON.stringify({ thinking: 'on' })));
     for (const conversation of QUESTIONS) {
         await page.evaluate(() => document.querySelector('#new').click());
         for (const question of conversation) {
+            await page.evaluate((t) => localStorage.setItem('k3.settings', JSON.stringify({ thinking: t })), question === conversation[0] ? 'on' : 'off');
             await page.fill('#text', question);
             await page.press('#text', 'Enter');
             await page.waitForSelector('.assistant:last-child .usage');
@@ -29,7 +29,8 @@ async function machine(b, size, colorScheme) {
     const { context, page } = await open(b, machineUrl, { ...SIZES[size], colorScheme });
     await page.goto(`${machineUrl}/#/machine`);
     await page.waitForFunction(() => /^layer [1-9]\d* of/.test(document.querySelectorAll('#picture .computed .value')[0]?.textContent) &&
-        /B\/s/.test(document.querySelector('#drives td')?.textContent) && document.querySelector('#picture .dots.token')?.getAttribute('visibility') === 'visible');
+        /B\/s/.test(document.querySelector('#drives td')?.textContent) && document.querySelector('#picture .dots.token')?.getAttribute('visibility') === 'visible' &&
+        Number(document.querySelectorAll('#figures .small')[3].textContent.split(' ')[0]) >= 12); // passes
     await page.screenshot({ path: `${out}/machine-${size}-${colorScheme}.png` });
     await context.close();
 }
