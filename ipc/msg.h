@@ -24,7 +24,11 @@
  *                   {i, type:"error", code, message}
  *           `next` is the index after the last event told; with logprobs more may be there already: poll again.
  *           unknown id: ok false, errno "ENOENT" (computed was restarted or the id was forgotten: submit again).
- *   cancel  {cmd, id}     forget {cmd, id} */
+ *   cancel  {cmd, id}     forget {cmd, id}
+ *
+ * k3-trunkd.ctl and k3-expertd.ctl beside what every daemon answers:
+ *   flow    {cmd} -> {ok, drives:[..] as in info; trunkd: ring_filled_bytes; expertd: layer_demands:[..], layer_hits:[..], one
+ *           number a layer, since it started}.  Cheap enough to be asked every second. */
 #ifndef K3_IPC_MSG_H
 #define K3_IPC_MSG_H
 

@@ -6,6 +6,7 @@
  *   http_fields.c  fields of a body, and the refusals that name them
  *   http_tokens.c  /tokenize, /detokenize                          http_ask.c     completions: prepare, run, end
  *   http_queue.c   who has to wait, and for whom                   http_shape.c, http_logprobs.c   answers as JSON
+ *   http_page.c    the page: files of web/, embedded               http_machine.c what /v1/k3/stats has beside the pages
  *
  * Threads: one of libmicrohttpd (callbacks; nothing in it blocks), one that watches connections, one that asks k3-computed
  * what it is, two that prepare requests (a long prompt takes seconds to tokenize), and one for each answer that is being made.
@@ -73,6 +74,9 @@ bool k3_http_origin_same(const char *origin, const char *host);
 bool k3_http_origin_listed(const char *origin, const struct k3_str_list *list);
 /* A list of header names and nothing else, so that it can be echoed. */
 bool k3_http_header_names_ok(const char *text);
+/* The entity tag is in the list of If-None-Match (NULL: none), or the list is *; compared as weak ones are (RFC 9110 13.1.2).
+ * etag: with its quotes, without a comma in it. */
+bool k3_http_tag_listed(const char *list, const char *etag);
 
 /* ---- the server ---------------------------------------------------------------------------------------------------------- */
 
@@ -82,7 +86,20 @@ enum k3_http_stat {
 };
 
 /* What k3-computed says of itself. */
-struct k3_http_peer { bool known; uint64_t ctx, sequences, batch_rows, vocab; char digest[65]; };
+struct k3_http_peer {
+    bool known;
+    uint64_t ctx, sequences, batch_rows, vocab;
+    uint64_t layers, layers_model, threads, state_bytes, buffer_bytes, thread_bytes; /* for the machine view */
+    char digest[65], kernels[16];
+};
+
+/* Replies to `flow` (ipc/msg.h), kept while somebody looks; NULL: none came.  The lock. */
+struct k3_http_flow { cJSON *trunk, *expert; };
+
+/* A file of web/, made by k3-router/embed. */
+struct k3_web_file { const char *path, *type, *etag; const unsigned char *bytes; size_t len_bytes; };
+extern const struct k3_web_file k3_web_files[];
+extern const size_t k3_n_web_files;
 
 enum k3_http_phase {
     K3_HTTP_READING, K3_HTTP_PREPARING, K3_HTTP_QUEUED, K3_HTTP_RUNNING, K3_HTTP_READY, K3_HTTP_ENDED
@@ -96,6 +113,7 @@ struct k3_http_req {
     unsigned refs;               /* libmicrohttpd's and the job's */
     enum k3_http_phase phase;
     const struct k3_http_route *route; /* NULL: no such path */
+    const struct k3_web_file *file;    /* of the page; NULL: another path */
     char method[12], path[80];   /* for the log */
     char origin[256];            /* that the reply names; "" none */
     char allow_headers[512];     /* of a preflight */
@@ -151,6 +169,8 @@ struct k3_http {
     /* Half of --http-mb is for bodies, the other half for what is made of them before they are submitted. */
     size_t half_bytes, body_bytes, prepare_bytes;
     struct k3_http_peer peer;
+    struct k3_http_flow flow;
+    uint64_t looked_ns, flow_ns;  /* when somebody last asked for statistics, and the daemons were; 0 never */
     double answer_s;              /* mean of the last answers; 0: none yet */
     uint64_t n_asked;             /* journals since the last pruning */
     bool stopping;                /* no more answers are begun, those that run are left */
@@ -210,6 +230,20 @@ static inline void k3_http_count(struct k3_http *h, enum k3_http_stat what, uint
 {
     k3_stat_add(k3_daemon_stats(h->daemon), what, n);
 }
+
+/* http_machine.c */
+/* The thread that asks k3-computed asks the weight daemons for their flow, once a second while somebody looks. */
+void k3_http_machine_ask(struct k3_http *h, uint64_t now_ns);
+/* Adds `now_ns` and `machine` to the statistics (docs/user/serving.md). */
+void k3_http_machine_add(struct k3_http *h, cJSON *root);
+void k3_http_flow_free(struct k3_http_flow *f);
+
+/* http_page.c */
+/* The file of exactly this path; NULL: none. */
+const struct k3_web_file *k3_http_page_find(const char *path);
+void k3_http_get_page(struct k3_http_req *q);
+/* Headers that only the page has. */
+void k3_http_page_headers(const struct k3_http_req *q, struct MHD_Response *r);
 
 /* http_fields.c: readers of one field.  0, or -EINVAL after the refusal has been written into q. */
 /* Upper bound of the values in a JSON text. */

@@ -138,7 +138,10 @@ static void add_headers(const struct k3_http_req *q, struct MHD_Response *r)
     if (q->type)
         MHD_add_response_header(r, "Content-Type", q->type);
     MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
-    MHD_add_response_header(r, "Cache-Control", q->stream ? "no-cache" : "no-store");
+    if (q->file)
+        k3_http_page_headers(q, r);
+    else
+        MHD_add_response_header(r, "Cache-Control", q->stream ? "no-cache" : "no-store");
     if (q->stream)
         MHD_add_response_header(r, "X-Accel-Buffering", "no");
     if (q->eta_s >= 0) {

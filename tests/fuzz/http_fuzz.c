@@ -88,6 +88,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         k3_http_origin_same(text, "a.example");
         k3_http_origin_listed(text, &list);
         k3_http_bearer(text);
+        k3_http_tag_listed(text, "\"0123\"");
+        if (strstr(text, "..") && k3_http_page_find(text))
+            abort();
         if (k3_http_header_names_ok(text) && strpbrk(text, "\r\n:"))
             abort();
     }
