@@ -80,7 +80,7 @@ static int read_done(struct k3_lines_out *o, struct k3_err *err)
 {
     struct k3_line_reader *in = calloc(1, sizeof(*in));
     struct k3_lines_done d;
-    struct k3_line line, bad = { 0 };
+    struct k3_line line = { 0 }, bad = { 0 };
     size_t cap = 0;
     bool any_bad = false;
     int rc = in ? 1 : k3_fail(err, -ENOMEM, "--out %s: no memory", o->path);
@@ -96,15 +96,15 @@ static int read_done(struct k3_lines_out *o, struct k3_err *err)
         } else {
             any_bad = true;
             bad = line;
+            line.text = (struct k3_buf){ 0 };
         }
     }
-    if (any_bad) { /* only the last line can be torn */
-        bool is_torn = bad.text.len_bytes && torn(&bad) && (rc = k3_line_next(in, &line, err)) == 0;
+    if (any_bad) {
+        rc = bad.text.len_bytes && torn(&bad) ? k3_line_next(in, &line, err) : 1; /* only the last line can be torn */
         if (rc > 0)
-            k3_buf_free(&line.text);
-        if (rc >= 0)
-            rc = is_torn ? 0 : k3_refuse(err, -EINVAL, "--out %s: line %llu is no answer of --lines; name another file", o->path,
-                                         (unsigned long long)bad.index + 1);
+            rc = k3_refuse(err, -EINVAL, "--out %s: line %llu is no answer of --lines; name another file", o->path,
+                           (unsigned long long)bad.index + 1);
+        k3_buf_free(&line.text);
         k3_buf_free(&bad.text);
     }
     free(in);
