@@ -226,6 +226,8 @@ static void ask(struct lines *l, struct job *j)
         if (rc == 0)
             rc = k3_exchange_run(&x, &j->err);
     }
+    if (rc == 0)
+        j->err = (struct k3_err)K3_ERR_INIT; /* the words of an outage that is over */
     if (rc == 0 && x.ask.end == K3_ASK_CANCELLED)
         rc = k3_fail(&j->err, -ECANCELED, "cancelled after %zu tokens", x.ask.generated.n);
     if ((!l->file || is_final(&j->err, rc)) &&

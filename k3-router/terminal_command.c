@@ -233,7 +233,7 @@ static int run_quit(struct k3_terminal *t, const char *arg, struct k3_err *err)
 static int run_help(struct k3_terminal *t, const char *arg, struct k3_err *err);
 
 static const struct command commands[] = {
-    { "/system", "[TEXT]", "a system message for this conversation (without TEXT: none); begins anew", run_system, true },
+    { "/system", "[TEXT]", "begin anew with this system message (without TEXT: none)", run_system, true },
     { "/reset", "", "forget the conversation", run_reset, true },
     { "/think", "on|off", "thinking before the answer", run_think, true },
     { "/effort", "LEVEL", "how much of it: low, high, max or none", run_effort, true },
@@ -253,8 +253,10 @@ static int run_help(struct k3_terminal *t, const char *arg, struct k3_err *err)
     (void)err;
     for (size_t i = 0; i < N_COMMANDS; i++)
         printf("%-8s%-11s%s\n", commands[i].name, commands[i].arguments, commands[i].help);
-    printf("Ctrl-C stops the answer that is coming.  A message that begins with // is sent with one slash.\n"
-           "Several lines: paste them, or press Alt-Enter, or end a line with \\, or put \"\"\" around them.\n");
+    printf("Ctrl-C stops the answer that is coming.\n"
+           "A message that begins with // is sent with one slash.\n"
+           "Several lines: paste them, press Alt-Enter, end a line with \\, or put \"\"\"\n"
+           "before and behind them.\n");
     fflush(stdout);
     return 0;
 }
