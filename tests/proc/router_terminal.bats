@@ -23,7 +23,8 @@ open() { # open OPTION...: a router in an 80 x 24 terminal
 }
 screen() { t capture-pane -p; }
 shows() { # shows REGEX: waits until a line of the screen matches
-    for _ in $(seq $((400 * SLOW))); do
+    local end=$((SECONDS + 60 * SLOW))
+    while [ $SECONDS -lt $end ]; do
         screen | grep -qE -- "$1" && return 0
         sleep 0.05
     done
@@ -142,7 +143,7 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
     [ "$(stat -c %a "$STATE/history")" = 600 ]
     jq -c . "$STATE/history" | grep -qx '"a paste\\nof three\\n\\tlines"'
     grep -qx '"half resized"' "$STATE/history"
-    kill -KILL "$(pgrep -f "k3-router --instance $INSTANCE --state-dir $STATE")" # after a death, too
+    kill -KILL "$(pgrep -f "^$K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE")" # after a death, too
     printf '"torn' >>"$STATE/history"
     t kill-server
     open
@@ -150,7 +151,7 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
     shows '^> /save'
     t send-keys C-c
     [ "$(tail -n 2 "$STATE/history" | head -n 1)" = '"torn' ]
-    kill -TERM "$(pgrep -f "k3-router --instance $INSTANCE --state-dir $STATE")"
+    kill -TERM "$(pgrep -f "^$K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE")"
     shows 'left with 0'
 }
 
