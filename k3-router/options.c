@@ -70,7 +70,7 @@ bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *sta
                                   .ping_s = 5, .client_timeout_s = 60, .daemon = K3_DAEMON_OPTS_INIT };
     if (k3_opts_parse(table, "k3-router",
                       "asks k3-computed and shows the answer.  The whole of stdin is one prompt (without one trailing line\n"
-                      "end); at a terminal it is a conversation.", argc, argv, NULL, status))
+                      "end); at a terminal it is a conversation, whose commands /help lists.", argc, argv, NULL, status))
         return true;
     if (o->chat + o->raw + (o->ids != NULL) + (o->resume != NULL) > 1)
         return usage(status, "--chat, --raw, --ids and --resume exclude one another");

@@ -267,6 +267,8 @@ int k3_edit_open(struct k3_edit *e, const char *state_dir, struct k3_err *err)
     el_set(e->el, EL_EDITOR, "emacs");
     el_set(e->el, EL_HIST, history, e->history);
     el_wset(e->el, EL_GETCFN, get_wide);
+    el_source(e->el, NULL); /* the person's own ~/.editrc */
+    el_set(e->el, EL_BIND, "^R", "em-inc-search-prev", NULL);
     el_set(e->el, EL_ADDFN, "k3-paste", "insert what is pasted", paste);
     el_set(e->el, EL_ADDFN, "k3-new-line", "a line end within the message", new_line);
     el_set(e->el, EL_BIND, "\033[200~", "k3-paste", NULL);

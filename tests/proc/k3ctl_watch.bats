@@ -36,7 +36,7 @@ is_stopped() { ps -o stat= -p "$(pgrep -f "^$K3_BIN/k3ctl --instance $INSTANCE s
 restored() {
     until_ok is_back
     cmp "$OUT.before" "$OUT.after"
-    ! shows_now 'DAEMON'
+    refute shows_now 'DAEMON'
     t kill-server
 }
 
@@ -76,7 +76,7 @@ restored() {
     shows '^q leaves$'
     t send-keys C-z
     until_ok is_stopped
-    ! is_full
+    refute is_full
     kill -CONT "$(pgrep -f "^$K3_BIN/k3ctl --instance $INSTANCE stats")"
     until_ok is_full
     t send-keys q
@@ -128,7 +128,7 @@ restored() {
         [ "$(grep -c '^k3-computed +ready' -E "$OUT")" -ge 2 ]
         [ "$(awk 'length > 80' "$OUT" | wc -l)" -eq 0 ]
         [ -z "$(grep $'\e' "$OUT")" ]
-        ! grep -q 'q leaves' "$OUT"
+        refute grep -q 'q leaves' "$OUT"
     done
     run ctl stats --watch 0
     [ "$status" -eq 2 ]

@@ -58,6 +58,12 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
     shows '^> What is the capital of France\?$'
     t send-keys Enter
     shows '^The capital of France is Paris\.$'
+    prompt
+    t send-keys C-r
+    t send-keys -l "Wo ist"
+    shows '^> Wo ist Österreich\? 你好'
+    t send-keys Escape
+    t send-keys C-c
     type /quit
     shows 'left with 0'
 }
