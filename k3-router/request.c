@@ -68,6 +68,15 @@ static bool add_adjustments(cJSON *s, const struct k3_ask_params *p)
 int k3_ask_new(struct k3_ask *a, struct k3_ids *prompt, const struct k3_ask_params *p, const uint32_t *stop_ids,
                size_t n_stop_ids, cJSON *shown, const char *state_dir, struct k3_err *err)
 {
+    char id[K3_JOURNAL_ID_LEN + 1];
+
+    k3_journal_new_id(id);
+    return k3_ask_new_as(a, id, prompt, p, stop_ids, n_stop_ids, shown, state_dir, err);
+}
+
+int k3_ask_new_as(struct k3_ask *a, const char *id, struct k3_ids *prompt, const struct k3_ask_params *p,
+                  const uint32_t *stop_ids, size_t n_stop_ids, cJSON *shown, const char *state_dir, struct k3_err *err)
+{
     char seed[24];
     cJSON *s = cJSON_CreateObject();
 
@@ -79,7 +88,7 @@ int k3_ask_new(struct k3_ask *a, struct k3_ids *prompt, const struct k3_ask_para
     a->logprobs.n_each = p->n_logprobs;
     a->prompt = *prompt;
     *prompt = (struct k3_ids){ 0 };
-    k3_journal_new_id(a->id);
+    snprintf(a->id, sizeof(a->id), "%s", id);
     snprintf(seed, sizeof(seed), "%llu", (unsigned long long)p->seed);
     cJSON_AddItemToObject(a->head, "submit", s);
     cJSON_AddItemToObject(a->head, "shown", shown);
@@ -200,7 +209,7 @@ struct run {
     struct k3_client *client;
     uint64_t lost_ns;      /* since when nobody answers; 0 = somebody does */
     bool running;          /* computed has had the request, by what this run heard */
-    bool contact;          /* somebody has answered this run */
+    bool contact;          /* somebody has answered: this run, or one before it */
     bool noticed;          /* the outage has had its line */
     bool gone;             /* it has said that it is shutting down */
     bool waits;            /* computed waits for weights */
@@ -659,7 +668,7 @@ static int run(struct run *r, struct k3_err *err)
 int k3_ask_run(struct k3_ask *a, const struct k3_ask_peer *peer, const struct k3_ask_hooks *hooks,
                struct k3_err *err)
 {
-    struct run r = { .a = a, .peer = peer, .h = hooks };
+    struct run r = { .a = a, .peer = peer, .h = hooks, .contact = peer->seen };
     struct k3_err own = K3_ERR_INIT;
     bool at_stop;
     int rc = 0;

@@ -57,6 +57,9 @@ struct k3_ask {
  * needs to show the answer; it becomes part of the head and is owned by it, also on failure. */
 int k3_ask_new(struct k3_ask *a, struct k3_ids *prompt, const struct k3_ask_params *params, const uint32_t *stop_ids,
                size_t n_stop_ids, cJSON *shown, const char *state_dir, struct k3_err *err);
+/* The same under an id of the caller's choice (32 hex digits) that has no journal yet: -EEXIST when it has. */
+int k3_ask_new_as(struct k3_ask *a, const char *id, struct k3_ids *prompt, const struct k3_ask_params *params,
+                  const uint32_t *stop_ids, size_t n_stop_ids, cJSON *shown, const char *state_dir, struct k3_err *err);
 /* The same from a journal: prompt, params and what was generated.  Refused: see journal.h. */
 int k3_ask_resume(struct k3_ask *a, const char *id, const char *state_dir, struct k3_err *err);
 /* The `shown` object of the head. */
@@ -76,8 +79,9 @@ struct k3_ask_hooks {
     bool (*interrupted)(void *arg);                                    /* true: cancel */
     bool (*leave)(void *arg);                                          /* true: give up for now; may be NULL */
 };
-/* model, state_dir: what the person has named, for the hints; NULL: nothing. */
-struct k3_ask_peer { const char *rundir, *instance; unsigned wait_s; const char *model, *state_dir; };
+/* model, state_dir: what the person has named, for the hints; NULL: nothing.  seen: k3-computed was there a while ago, so one
+ * that is not there now is waited for. */
+struct k3_ask_peer { const char *rundir, *instance; unsigned wait_s; const char *model, *state_dir; bool seen; };
 
 /* Gives tokens that the journal already holds to the hook, then runs the request to its end; returns at once when it has
  * ended before.  Exit 3 and how to start the family when nobody is there.  After a negative return the journal is whole
