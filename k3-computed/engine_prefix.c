@@ -67,9 +67,9 @@ static struct k3_seq *oldest_slot(const struct k3_engine *e)
 }
 
 /* The next snapshot to fill, taken from whatever it held. */
-static struct k3_snapshot *take_room(struct k3_engine *e, uint64_t but_points_of)
+static struct k3_snapshot *take_room(struct k3_engine *e, const uint32_t *but, uint32_t n_but)
 {
-    struct k3_snapshot *x = k3_prefix_room(&e->prefix, but_points_of);
+    struct k3_snapshot *x = k3_prefix_room(&e->prefix, but, n_but);
 
     if (x && x->n)
         k3_stat_add(e->o.stats, K3_CS_SNAPSHOTS_EVICTED, 1);
@@ -81,13 +81,13 @@ static struct k3_snapshot *take_room(struct k3_engine *e, uint64_t but_points_of
 /* What a free slot holds goes into a snapshot, if that is older: they change places.  NULL: it stays where it is. */
 static struct k3_snapshot *move_out(struct k3_engine *e, struct k3_seq *s)
 {
-    struct k3_snapshot *x = k3_prefix_room(&e->prefix, 0);
+    struct k3_snapshot *x = k3_prefix_room(&e->prefix, NULL, 0);
     struct k3_state *state = s->state;
     uint32_t *ids = s->held;
 
     if (s->n_held == 0 || !x || (x->n && x->used > s->used) || k3_prefix_exact(&e->prefix, s->held, s->n_held))
         return NULL;
-    x = take_room(e, 0);
+    x = take_room(e, NULL, 0);
     s->state = x->state;
     s->held = x->ids;
     x->state = state;
@@ -149,7 +149,7 @@ void k3_engine_points(struct k3_engine *e, struct k3_seq *s, struct k3_row *rows
             k3_prefix_touch(&e->prefix, x);
             continue;
         }
-        x = take_room(e, 0);
+        x = take_room(e, NULL, 0);
         if (!x)
             return;
         k3_prefix_begin(x, r->ids, n, s->admitted);
@@ -206,7 +206,7 @@ static void keep_progress(struct k3_engine *e, struct k3_seq *s)
     }
     x = k3_prefix_progress(&e->prefix, s->admitted);
     if (!x)
-        x = take_room(e, s->admitted);
+        x = take_room(e, r->ids, n);
     if (!x)
         return;
     k3_prefix_begin(x, r->ids, n, s->admitted);

@@ -51,6 +51,11 @@ uint64_t k3_prefix_bytes(const struct k3_config *c, uint32_t ctx, uint32_t n)
     return all;
 }
 
+static bool begins_with(const uint32_t *ids, uint32_t n, const struct k3_snapshot *s)
+{
+    return s->n && s->n <= n && memcmp(s->ids, ids, s->n * sizeof(*ids)) == 0;
+}
+
 struct k3_snapshot *k3_prefix_find(const struct k3_prefix *p, const uint32_t *ids, uint32_t n_max)
 {
     struct k3_snapshot *best = NULL;
@@ -58,8 +63,7 @@ struct k3_snapshot *k3_prefix_find(const struct k3_prefix *p, const uint32_t *id
     for (uint32_t i = 0; i < p->n; i++) {
         struct k3_snapshot *s = &p->item[i];
 
-        if (s->n > (best ? best->n : 0) && s->n <= n_max &&
-            memcmp(s->ids, ids, s->n * sizeof(*ids)) == 0)
+        if (s->n > (best ? best->n : 0) && begins_with(ids, n_max, s))
             best = s;
     }
     return best;
@@ -76,15 +80,14 @@ struct k3_snapshot *k3_prefix_exact(const struct k3_prefix *p, const uint32_t *i
     return NULL;
 }
 
-struct k3_snapshot *k3_prefix_room(const struct k3_prefix *p, uint64_t but_points_of)
+struct k3_snapshot *k3_prefix_room(const struct k3_prefix *p, const uint32_t *but, uint32_t n_but)
 {
     struct k3_snapshot *best = NULL;
 
     for (uint32_t i = 0; i < p->n; i++) {
         struct k3_snapshot *s = &p->item[i];
-        bool keeps = but_points_of && s->n && s->of == but_points_of && !s->progress;
 
-        if (s->n_busy || keeps || (best && best->n == 0))
+        if (s->n_busy || (best && best->n == 0) || begins_with(but, n_but, s))
             continue;
         if (!best || s->n == 0 || s->used < best->used)
             best = s;

@@ -14,7 +14,7 @@
  *   the same, when another sequence needs the slot   then: slot and snapshot change places              snapshot
  *
  * A pass that is cut short spoils the state of its slot: then its points and its progress are what is left.  Progress never
- * takes the place of a point of the same sequence, and goes when the sequence ends whole.
+ * takes the place of a beginning of the same ids, which may serve others, and goes when the sequence ends whole.
  *
  * All of it belongs to the engine's thread; nothing here blocks, allocates or fails once it is open. */
 #ifndef K3_COMPUTED_PREFIX_H
@@ -53,9 +53,9 @@ uint64_t k3_prefix_bytes(const struct k3_config *c, uint32_t ctx, uint32_t n);
 struct k3_snapshot *k3_prefix_find(const struct k3_prefix *p, const uint32_t *ids, uint32_t n_max);
 /* The one of exactly these ids, coming ones included, or NULL. */
 struct k3_snapshot *k3_prefix_exact(const struct k3_prefix *p, const uint32_t *ids, uint32_t n);
-/* The one to fill next: empty, else the least recently used one that is not busy.  but_points_of: a sequence whose points do
- * not give way (0: all do).  NULL: none.  It is still what it was. */
-struct k3_snapshot *k3_prefix_room(const struct k3_prefix *p, uint64_t but_points_of);
+/* The one to fill next: empty, else the least recently used one that is not busy.  Those that `but` begins with do not give way
+ * (n_but 0: all do).  NULL: none.  It is still what it was. */
+struct k3_snapshot *k3_prefix_room(const struct k3_prefix *p, const uint32_t *but, uint32_t n_but);
 /* The progress of a sequence, or NULL. */
 struct k3_snapshot *k3_prefix_progress(const struct k3_prefix *p, uint64_t of);
 void k3_prefix_clear(struct k3_snapshot *s);

@@ -171,6 +171,8 @@ int k3_exchange_new(struct k3_exchange *x, struct k3_router *r, struct k3_ids *p
     *x = (struct k3_exchange){ .r = r, .ask = K3_ASK_INIT, .shown = K3_OUT_RESPONSE };
     k3_answer_open(&x->answer, r->t, r->mode, r->thinking, r->opt.stop.item, r->opt.stop.n, show, x);
     rc = parameters(r, prompt->n, &p, err);
+    if (r->mode == K3_ANSWER_CHAT)
+        p.n_points = k3_chat_points(r->chat, prompt, p.point);
     if (rc == 0)
         rc = k3_router_stop_ids(r, &stop, err);
     if (rc == 0) {
@@ -291,9 +293,9 @@ int k3_exchange_json(const struct k3_exchange *x, long long index, const struct 
     }
     if (asked)
         rc |= k3_buf_printf(out, ",\"seed\":\"%llu\",\"temperature\":%.10g,\"timing\":{\"first_token_s\":%.6f,"
-                            "\"total_s\":%.6f,\"prompt_tokens\":%zu,\"generated_tokens\":%zu,\"tokens_per_s\":%.3f}",
+                            "\"total_s\":%.6f,\"prompt_tokens\":%zu,\"cached_tokens\":%zu,\"generated_tokens\":%zu,\"tokens_per_s\":%.3f}",
                             (unsigned long long)a->params.seed, a->params.temperature, first, all, a->prompt.n,
-                            a->generated.n, rate(a, all - first));
+                            a->n_cached, a->generated.n, rate(a, all - first));
     rc |= k3_buf_puts(out, "}");
     return rc ? -ENOMEM : 0;
 }

@@ -437,6 +437,9 @@ static int make_ask(struct k3_http_job *j, struct k3_ids *prompt, struct k3_err 
 
     if (!j->c.seeded && getrandom(&j->c.params.seed, sizeof(j->c.params.seed), 0) != (ssize_t)sizeof(j->c.params.seed))
         rc = k3_fail(err, -errno, "seed: getrandom: %s", strerror(errno));
+    j->c.params.n_points = j->api == K3_HTTP_CHAT ? k3_chat_points(r->chat, prompt, j->c.params.point) : prompt->n > 1;
+    if (j->api == K3_HTTP_TEXT) /* all but the row that always runs */
+        j->c.params.point[0] = (uint32_t)prompt->n - 1;
     if (rc == 0)
         rc = k3_router_stop_ids(r, &stop, err);
     if (rc == 0)

@@ -30,9 +30,9 @@ static int put_usage(struct k3_http_job *j)
     const struct k3_ask *a = &j->ask;
 
     return k3_buf_printf(&j->piece, "\"usage\":{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,"
-                         "\"prompt_tokens_details\":{\"cached_tokens\":0},"
+                         "\"cached_tokens\":%zu,\"prompt_tokens_details\":{\"cached_tokens\":%zu}," /* Moonshot's place, OpenAI's */
                          "\"completion_tokens_details\":{\"reasoning_tokens\":%zu}}", a->prompt.n, a->generated.n,
-                         a->prompt.n + a->generated.n, j->n_reasoning);
+                         a->prompt.n + a->generated.n, a->n_cached, a->n_cached, j->n_reasoning);
 }
 
 static double per_s(size_t n, double ms)
@@ -48,9 +48,9 @@ static int put_timings(struct k3_http_job *j)
     double prompt_ms = first > a->start_ns ? (double)(first - a->start_ns) / 1e6 : 0;
     double rest_ms = a->end_ns > first ? (double)(a->end_ns - first) / 1e6 : 0;
 
-    return k3_buf_printf(&j->piece, "\"timings\":{\"cache_n\":0,\"prompt_n\":%zu,\"prompt_ms\":%.3f,\"prompt_per_second\":%.3f,"
-                         "\"predicted_n\":%zu,\"predicted_ms\":%.3f,\"predicted_per_second\":%.3f}", a->prompt.n, prompt_ms,
-                         per_s(a->prompt.n, prompt_ms), a->generated.n, rest_ms,
+    return k3_buf_printf(&j->piece, "\"timings\":{\"cache_n\":%zu,\"prompt_n\":%zu,\"prompt_ms\":%.3f,\"prompt_per_second\":%.3f,"
+                         "\"predicted_n\":%zu,\"predicted_ms\":%.3f,\"predicted_per_second\":%.3f}", a->n_cached,
+                         a->prompt.n - a->n_cached, prompt_ms, per_s(a->prompt.n - a->n_cached, prompt_ms), a->generated.n, rest_ms,
                          per_s(a->generated.n ? a->generated.n - 1 : 0, rest_ms));
 }
 

@@ -21,11 +21,13 @@
 #include "k3-router/buf.h"
 #include "k3-router/journal.h"
 
+#define K3_ASK_POINTS 4u
 struct k3_ask_params {
     uint64_t max_tokens, seed;
     double temperature, top_p, min_p;
     uint32_t top_k;
     bool logits;
+    uint32_t point[K3_ASK_POINTS], n_points; /* snapshot_points (ipc/msg.h) */
 };
 
 enum k3_ask_end { K3_ASK_RUNNING, K3_ASK_STOP, K3_ASK_LENGTH, K3_ASK_CANCELLED };
@@ -43,6 +45,7 @@ struct k3_ask {
     struct k3_journal journal;
     struct k3_ask_model model; /* of the journal: no other one goes on with the answer */
     bool resumed, has_logits;
+    size_t n_cached; /* of the prompt, not computed for the first token of this run */
     enum k3_ask_end end;
     int64_t stop_id; /* -1 none */
     uint64_t start_ns, first_ns, end_ns;

@@ -12,6 +12,7 @@ static const char *const part_names[K3_N_PLAN] = {
     [K3_PLAN_SLOTS] = "expert slots",
     [K3_PLAN_STATE] = "state",
     [K3_PLAN_KV] = "context",
+    [K3_PLAN_SNAPSHOTS] = "snapshots",
     [K3_PLAN_ROWS] = "row buffers",
     [K3_PLAN_LOGITS] = "logits, sampling",
     [K3_PLAN_SCRATCH] = "threads",
@@ -46,6 +47,9 @@ static void remark(char *out, size_t len, const struct k3_plan *p, enum k3_plan_
         break;
     case K3_PLAN_KV:
         snprintf(out, len, "%s positions%s", k3_grouped_text(a, o->ctx), o->sequences == 1 ? "" : " each");
+        break;
+    case K3_PLAN_SNAPSHOTS:
+        snprintf(out, len, "%u beginning%s of conversations", o->snapshots, o->snapshots == 1 ? "" : "s");
         break;
     case K3_PLAN_ROWS:
         snprintf(out, len, "%u row%s of a pass", o->batch_rows, o->batch_rows == 1 ? "" : "s");
@@ -118,6 +122,7 @@ void k3_plan_shell(FILE *f, const struct k3_plan *p, const char *memory_from)
     if (p->opts.ring_mb)
         fprintf(f, "ring-mb=%u\n", p->opts.ring_mb);
     fprintf(f, "batch-rows=%u\n", p->opts.batch_rows);
+    fprintf(f, "snapshots=%u\n", p->opts.snapshots);
     fprintf(f, "requests-mb=%u\n", p->opts.requests_mb);
     fprintf(f, "memory-from=%s\n", memory_from);
     fprintf(f, "split=%s\n", p->opts.split ? "yes" : "no");
