@@ -45,7 +45,7 @@ static int check_memory(const struct k3_computed *c, struct k3_err *err)
     uint64_t state = k3_state_bytes(cfg, c->opt.ctx), thread = k3_pass_thread_bytes(cfg, c->opt.ctx);
     uint64_t need, all, left;
     struct k3_memory memory;
-    char why[256];
+    char why[256], snapshots[40] = "";
 
     if (state > UINT64_MAX / K3_SEQUENCES_MAX / 2 || thread > UINT64_MAX / 1024 / 2)
         all = UINT64_MAX;
@@ -56,10 +56,12 @@ static int check_memory(const struct k3_computed *c, struct k3_err *err)
     left = k3_memory_left(&memory, why, sizeof(why));
     if (need <= left)
         return 0;
-    return k3_refuse(err, -ENOMEM, "%.3f GB are needed for %u sequence%s and %u snapshot%s of --ctx %u (%.3f GB each) and %u row%s, "
-                     "%.3f GB are available (%s): lower --ctx, --sequences, --snapshots or --batch-rows", (double)need * 1e-9,
-                     c->opt.sequences, c->opt.sequences == 1 ? "" : "s", c->opt.snapshots, c->opt.snapshots == 1 ? "" : "s",
-                     c->opt.ctx, (double)state * 1e-9, c->opt.batch_rows, c->opt.batch_rows == 1 ? "" : "s", (double)left * 1e-9, why);
+    if (c->opt.snapshots)
+        snprintf(snapshots, sizeof(snapshots), " and %u snapshot%s", c->opt.snapshots, c->opt.snapshots == 1 ? "" : "s");
+    return k3_refuse(err, -ENOMEM, "%.3f GB are needed for %u sequence%s%s of --ctx %u (%.3f GB each) and %u row%s, %.3f GB "
+                     "are available (%s): lower --ctx, --sequences%s or --batch-rows", (double)need * 1e-9, c->opt.sequences,
+                     c->opt.sequences == 1 ? "" : "s", snapshots, c->opt.ctx, (double)state * 1e-9, c->opt.batch_rows,
+                     c->opt.batch_rows == 1 ? "" : "s", (double)left * 1e-9, why, c->opt.snapshots ? ", --snapshots" : "");
 }
 
 /* ---- peers ------------------------------------------------------------------------------------------------------------- */

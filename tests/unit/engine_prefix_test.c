@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "k3-computed/computed.h"
 #include "tests/unit/engine_world.h"
 
 #define CTX 400u
@@ -376,6 +377,37 @@ static void points_are_checked(void **state)
     }
 }
 
+static void points_are_read(void **state)
+{
+    static const struct { const char *points; int rc, n; } c[] = {
+        { "null", -EINVAL, 0 },     { "5", -EINVAL, 0 },       { "[1.5]", -EINVAL, 0 }, { "[\"1\"]", -EINVAL, 0 }, { "[-1]", -EINVAL, 0 },
+        { "[4294967296]", -EINVAL, 0 }, { "[]", 0, 0 },        { "[3,9]", 0, 2 },
+        { "[1,2,3,4,5,6,7,8]", 0, 8 },  { "[1,2,3,4,5,6,7,8,9]", -E2BIG, 0 },
+    };
+    struct k3_err err = K3_ERR_INIT;
+    struct k3_submit s;
+    char text[512];
+
+    (void)state;
+    open_engine(1, 64, 0); /* for the teardown */
+    for (size_t i = 0; i < sizeof(c) / sizeof(c[0]); i++) {
+        cJSON *request;
+
+        snprintf(text, sizeof(text), "{\"id\":\"%032x\",\"prompt_ids\":[1],\"max_tokens\":1,\"temperature\":0,\"top_p\":1,\"top_k\":0,"
+                 "\"min_p\":0,\"seed\":\"1\",\"snapshot_points\":%s}", 1, c[i].points);
+        assert_non_null(request = cJSON_Parse(text));
+        assert_int_equal(k3_computed_submit_parse(request, &s, &err), c[i].rc);
+        assert_int_equal(s.n_points, c[i].n);
+        if (c[i].rc == 0) {
+            assert_int_equal(s.point[0], c[i].n ? cJSON_GetArrayItem(cJSON_GetObjectItem(request, "snapshot_points"), 0)->valueint : 0);
+            k3_computed_submit_free(&s);
+        } else {
+            assert_non_null(strstr(err.text, "snapshot_points"));
+        }
+        cJSON_Delete(request);
+    }
+}
+
 /* More points than snapshots: the longest are kept.  All of them in one pass, and in a pass each. */
 static void the_longest_points_are_kept(void **state)
 {
@@ -496,6 +528,7 @@ int main(void)
         TEST(one_without_rows_is_let_go),
         TEST(what_failed_is_not_kept),
         TEST(points_are_checked),
+        TEST(points_are_read),
         TEST(the_longest_points_are_kept),
         TEST(no_bit_depends_on_what_was_before),
     };
