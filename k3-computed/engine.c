@@ -21,7 +21,7 @@ static uint32_t max_logits(uint32_t n_sequences, uint32_t batch_rows)
 
 uint64_t k3_engine_bytes(const struct k3_config *c, uint32_t ctx, uint32_t n_sequences, uint32_t batch_rows)
 {
-    return n_sequences * (k3_state_bytes(c, ctx) + sizeof(struct k3_seq) + sizeof(struct k3_outcome)) +
+    return n_sequences * (k3_state_bytes(c, ctx) + ctx * sizeof(uint32_t) + sizeof(struct k3_seq) + sizeof(struct k3_outcome)) +
            (uint64_t)max_logits(n_sequences, batch_rows) * c->vocab * sizeof(float) + k3_sampler_bytes(c->vocab) +
            batch_rows * (sizeof(struct k3_row) + sizeof(struct k3_tracer_row));
 }
@@ -47,6 +47,8 @@ int k3_engine_open(struct k3_engine **out, const struct k3_engine_opts *opts, st
     pthread_condattr_destroy(&monotonic);
 
     rc = k3_seqs_open(&e->slots, opts->n_sequences, &opts->m->cfg, opts->ctx, err);
+    if (rc == 0)
+        rc = k3_prefix_open(&e->prefix, opts->n_snapshots, &opts->m->cfg, opts->ctx, err);
     if (rc == 0)
         rc = k3_sampler_new(&e->sampler, opts->m->cfg.vocab, err);
     if (rc < 0)
@@ -76,6 +78,7 @@ void k3_engine_close(struct k3_engine *e)
         return;
     k3_requests_free(&e->requests);
     k3_seqs_close(&e->slots);
+    k3_prefix_close(&e->prefix);
     k3_sampler_free(e->sampler);
     free(e->rows);
     free(e->row_names);
@@ -95,6 +98,7 @@ static void slot_release(struct k3_seq *s)
 {
     struct k3_request *r = s->request;
 
+    k3_engine_leave(s);
     s->request = NULL;
     s->dirty = true;
     r->slot = NULL;
@@ -146,9 +150,10 @@ static void request_fail(struct k3_engine *e, struct k3_request *r, int code, co
 
 static void engine_admit(struct k3_engine *e)
 {
+    k3_engine_ended(e);
     while (e->queue_head) {
         struct k3_request *r = e->queue_head;
-        struct k3_seq *s = k3_seqs_find_free(&e->slots);
+        struct k3_seq *s = k3_engine_begin(e, r);
 
         if (!s)
             return;
@@ -156,7 +161,6 @@ static void engine_admit(struct k3_engine *e)
         r->phase = K3_PREFILL;
         r->slot = s;
         s->request = r;
-        s->n_done = 0;
         s->last_pass = e->n_passes; /* no privilege over those who wait already */
         s->admitted = ++e->n_admitted;
     }
@@ -185,6 +189,7 @@ static void engine_gauges(struct k3_engine *e)
     k3_stat_set(e->o.stats, K3_CS_RUNNING, n_running);
     k3_stat_set(e->o.stats, K3_CS_QUEUED, e->n_queued);
     k3_stat_set(e->o.stats, K3_CS_POSITIONS, n_positions);
+    k3_engine_prefix_gauges(e);
 }
 
 /* ---- one pass --------------------------------------------------------------------------------------------------------- */
@@ -215,6 +220,8 @@ static void pass_rows(struct k3_engine *e)
             e->rows[n++] = (struct k3_row){ .state = s->state, .token = r->ids[position], .position = position,
                                             .want_logits = is_logits_row(r, position) || is_last_row(r, position) };
         }
+        if (s->n_rows)
+            k3_engine_points(e, s, e->rows + (n - s->n_rows));
         e->n_live += s->n_rows ? 1 : 0;
     }
     e->n_rows = n;
@@ -338,6 +345,7 @@ static void publish_one(struct k3_engine *e, struct k3_seq *s, const struct k3_o
         return;
     }
     if (o->rc < 0) {
+        s->spoilt = true;
         request_fail(e, r, o->err.exit_status, o->err.text);
         return;
     }
@@ -383,6 +391,7 @@ static void pass_failed(struct k3_engine *e, int rc, const struct k3_err *err)
 
         if (!s->n_rows)
             continue;
+        s->spoilt = true;
         if (s->request->phase == K3_ENDED)
             slot_release(s);
         else if (!stopping) /* else engine_end_all says why */
@@ -450,11 +459,7 @@ int k3_engine_step(struct k3_engine *e)
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
 
-    for (uint32_t i = 0; i < e->slots.n; i++)
-        if (e->slots.slot[i].n_rows && e->slots.slot[i].n_done == 0 && e->slots.slot[i].dirty) {
-            k3_state_reset(e->slots.slot[i].state); /* half a gigabyte: without the lock */
-            e->slots.slot[i].dirty = false;
-        }
+    k3_engine_prepare(e);
     traced = e->o.tracer && k3_tracer_begin(e->o.tracer, e->n_passes, e->row_names, e->n_rows, &hooks.look_k);
     if (traced)
         hooks.route = on_route;
@@ -468,6 +473,7 @@ int k3_engine_step(struct k3_engine *e)
         k3_stat_add(e->o.stats, K3_CS_KV_BYTES, kv_bytes(e));
         draw(e);
     }
+    k3_engine_kept(e, rc == 0);
 
     pthread_mutex_lock(&e->lock);
     now = k3_now_ns();

@@ -34,6 +34,10 @@ int k3_submit_check(const struct k3_submit *s, uint32_t vocab, uint32_t ctx, str
         return rc;
     if (s->n_stop > K3_MAX_STOP_IDS)
         return k3_refuse(err, -EINVAL, "%u stop_ids: at most %u", s->n_stop, K3_MAX_STOP_IDS);
+    for (uint32_t i = 0; i < s->n_points; i++)
+        if (s->point[i] <= (i ? s->point[i - 1] : 0) || s->point[i] > s->n_prompt)
+            return k3_refuse(err, -EINVAL, "snapshot_points[%u] is %u: they must ascend from 1 to the prompt's %u ids", i,
+                             s->point[i], s->n_prompt);
     if (s->max_tokens == 0)
         return k3_refuse(err, -EINVAL, "max_tokens is 0: at least 1");
     if (s->n_generated > s->max_tokens)
@@ -101,6 +105,8 @@ int k3_request_new(struct k3_request **out, const struct k3_submit *sub, uint32_
     r->n_stop = sub->n_stop;
     r->max_tokens = sub->max_tokens;
     r->n_logits = vocab;
+    memcpy(r->point, sub->point, sizeof(r->point));
+    r->n_points = sub->n_points;
     r->kept_bytes = k3_request_bytes(sub, vocab);
     *out = r;
     return 0;

@@ -118,6 +118,22 @@ static int get_bias(const cJSON *request, struct k3_sampling *p, struct k3_err *
     return 0;
 }
 
+static int get_points(const cJSON *request, struct k3_submit *s, struct k3_err *err)
+{
+    const cJSON *field = cJSON_GetObjectItemCaseSensitive(request, "snapshot_points"), *item;
+
+    if (field && !cJSON_IsArray(field))
+        return k3_refuse(err, -EINVAL, "snapshot_points is not an array");
+    cJSON_ArrayForEach(item, field) {
+        if (s->n_points == K3_MAX_POINTS)
+            return k3_refuse(err, -E2BIG, "more than %u snapshot_points", K3_MAX_POINTS);
+        if (!whole(item, UINT32_MAX))
+            return k3_refuse(err, -EINVAL, "snapshot_points[%u] is not a whole number from 0 on", s->n_points);
+        s->point[s->n_points++] = (uint32_t)item->valuedouble;
+    }
+    return 0;
+}
+
 static int get_adjustments(const cJSON *request, struct k3_sampling *p, struct k3_err *err)
 {
     static const uint64_t none = UINT64_MAX;
@@ -178,6 +194,8 @@ int k3_computed_submit_parse(const cJSON *request, struct k3_submit *s, struct k
         rc = get_uint(request, "max_tokens", UINT32_MAX, NULL, &max_tokens, err);
     if (rc == 0)
         rc = get_sampling(request, &s->sampling, err);
+    if (rc == 0)
+        rc = get_points(request, s, err);
     if (rc == 0 && logits && !cJSON_IsBool(logits))
         rc = k3_refuse(err, -EINVAL, "logits is neither true nor false");
     s->max_tokens = (uint32_t)max_tokens;

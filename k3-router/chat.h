@@ -65,6 +65,13 @@ void k3_chat_close(struct k3_chat *c);
 int k3_chat_render(const struct k3_chat *c, const struct k3_chat_message *messages, size_t n,
                    const struct k3_chat_opts *opts, struct k3_ids *out, struct k3_err *err);
 
+/* Lengths of beginnings of a rendered prompt that later prompts are likely to share, ascending (spec/text.md 3.10): the system
+ * messages that it begins with, where they are K3_POINT_SYSTEM_IDS or more; and the whole history, without what is said for this
+ * request alone (tool choice, response format, generation prompt).  Returns how many. */
+#define K3_CHAT_POINTS 2u
+#define K3_POINT_SYSTEM_IDS 256u
+uint32_t k3_chat_points(const struct k3_chat *c, const struct k3_ids *prompt, uint32_t out[K3_CHAT_POINTS]);
+
 /* The channel that the prompt leaves open, for the parser: think, or else response.  last: the last message, or NULL. */
 bool k3_chat_starts_in_think(const struct k3_chat_message *last, bool thinking);
 

@@ -347,6 +347,12 @@ static int make_ask(struct k3_http_job *j, const struct k3_ids *prompt, struct k
     params.seed += j->index; /* docs/user/serving.md promises it */
     if (rc == 0 && k3_ids_append(&own, prompt->id, prompt->n) < 0)
         rc = k3_fail(err, -ENOMEM, "no memory for %zu ids", prompt->n);
+    if (j->api == K3_HTTP_CHAT) {
+        params.n_points = k3_chat_points(r->chat, prompt, params.point);
+    } else if (prompt->n > 1) { /* all but the row that always runs */
+        params.n_points = 1;
+        params.point[0] = (uint32_t)prompt->n - 1;
+    }
     if (rc == 0)
         rc = k3_ask_new(&j->ask, &own, &params, stop.id, stop.n, shown(j), r->state_dir, err);
     k3_ids_free(&own);

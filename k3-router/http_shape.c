@@ -36,8 +36,9 @@ static int put_usage(struct k3_http_job *j)
         n_reasoning += j->first[i].n_reasoning;
     }
     return k3_buf_printf(&j->piece, "\"usage\":{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,"
-                         "\"prompt_tokens_details\":{\"cached_tokens\":0},"
-                         "\"completion_tokens_details\":{\"reasoning_tokens\":%zu}}", a->prompt.n, n, a->prompt.n + n, n_reasoning);
+                         "\"cached_tokens\":%zu,\"prompt_tokens_details\":{\"cached_tokens\":%zu}," /* Moonshot's place, OpenAI's */
+                         "\"completion_tokens_details\":{\"reasoning_tokens\":%zu}}", a->prompt.n, n,
+                         a->prompt.n + n, a->n_cached, a->n_cached, n_reasoning);
 }
 
 static double per_s(size_t n, double ms)
@@ -50,7 +51,7 @@ static double per_s(size_t n, double ms)
 static int put_timings(struct k3_http_job *j)
 {
     uint64_t start = UINT64_MAX, first = UINT64_MAX, end = 0;
-    size_t n_prompt = j->first->ask.prompt.n, n = 0;
+    size_t n_prompt = j->first->ask.prompt.n, n_cached = j->first->ask.n_cached, n = 0;
     double prompt_ms, rest_ms;
 
     for (unsigned i = 0; i < j->c.n; i++) {
@@ -64,9 +65,9 @@ static int put_timings(struct k3_http_job *j)
     }
     prompt_ms = first > start ? (double)(first - start) / 1e6 : 0;
     rest_ms = end > first ? (double)(end - first) / 1e6 : 0;
-    return k3_buf_printf(&j->piece, "\"timings\":{\"cache_n\":0,\"prompt_n\":%zu,\"prompt_ms\":%.3f,\"prompt_per_second\":%.3f,"
-                         "\"predicted_n\":%zu,\"predicted_ms\":%.3f,\"predicted_per_second\":%.3f}", n_prompt, prompt_ms,
-                         per_s(n_prompt, prompt_ms), n, rest_ms, per_s(n ? n - 1 : 0, rest_ms));
+    return k3_buf_printf(&j->piece, "\"timings\":{\"cache_n\":%zu,\"prompt_n\":%zu,\"prompt_ms\":%.3f,\"prompt_per_second\":%.3f,"
+                         "\"predicted_n\":%zu,\"predicted_ms\":%.3f,\"predicted_per_second\":%.3f}", n_cached,
+                         n_prompt - n_cached, prompt_ms, per_s(n_prompt - n_cached, prompt_ms), n, rest_ms, per_s(n ? n - 1 : 0, rest_ms));
 }
 
 /* ---- chunks ---- */

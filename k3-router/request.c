@@ -101,6 +101,8 @@ int k3_ask_new_as(struct k3_ask *a, const char *id, struct k3_ids *prompt, const
     cJSON_AddNumberToObject(s, "min_p", p->min_p);
     cJSON_AddStringToObject(s, "seed", seed);
     cJSON_AddBoolToObject(s, "logits", p->logits);
+    if (p->n_points && !add_ids(s, "snapshot_points", p->point, p->n_points))
+        return k3_fail(err, -ENOMEM, "request: no memory");
     if (!add_adjustments(s, p) || !add_ids(s, "stop_ids", stop_ids, n_stop_ids) || !add_ids(s, "prompt_ids", a->prompt.id, a->prompt.n))
         return k3_fail(err, -ENOMEM, "request: no memory for %zu ids", a->prompt.n);
     return k3_journal_create(&a->journal, state_dir, a->id, a->head, err);
@@ -558,6 +560,7 @@ static int poll_once(struct run *r, bool *unknown, struct k3_err *err)
 {
     cJSON *request = cJSON_CreateObject(), *reply = NULL;
     const cJSON *what;
+    double cached;
     int rc;
 
     cJSON_AddStringToObject(request, "cmd", "poll");
@@ -575,6 +578,8 @@ static int poll_once(struct run *r, bool *unknown, struct k3_err *err)
         rc = *unknown ? 0 : refused(reply, err);
     } else {
         r->running = true;
+        if (r->a->generated.n == 0 && get_number(reply, "cached", 0, (double)r->a->prompt.n, &cached))
+            r->a->n_cached = (size_t)cached;
         get_number(reply, "next", 0, 9e15, &r->from);
         rc = take_events(r, cJSON_GetObjectItemCaseSensitive(reply, "events"), err);
         if (!r->gone) {

@@ -65,9 +65,10 @@ static int put_answer(struct k3_buf *out, const struct k3_exchange *x)
 
 static int put_usage(struct k3_buf *out, const struct k3_ask *a)
 {
-    return k3_buf_printf(out, ",\"usage\":{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu},\"seed\":\"%llu\","
+    return k3_buf_printf(out, ",\"usage\":{\"prompt_tokens\":%zu,\"cached_tokens\":%zu,\"completion_tokens\":%zu,"
+                         "\"total_tokens\":%zu},\"seed\":\"%llu\","
                          "\"temperature\":%.10g,\"timing\":{\"first_token_s\":%.6f,\"total_s\":%.6f,\"tokens_per_s\":%.3f}",
-                         a->prompt.n, a->generated.n, a->prompt.n + a->generated.n, (unsigned long long)a->params.seed,
+                         a->prompt.n, a->n_cached, a->generated.n, a->prompt.n + a->generated.n, (unsigned long long)a->params.seed,
                          a->params.temperature, seconds(a->start_ns, a->first_ns),
                          seconds(a->start_ns, a->end_ns ? a->end_ns : k3_now_ns()), k3_ask_rate(a));
 }

@@ -70,7 +70,7 @@ ITALY="The capital of Italy is Rome."
     jq -e 'keys == ["choices","created","id","model","object","system_fingerprint","timings","usage"] and (.id | test("^cmpl-[0-9a-f]{32}$"))
         and .object == "text_completion" and .model == "demo-model"
         and .choices == [{"index":0,"text":" Paris.","logprobs":null,"finish_reason":"stop"}]
-        and .usage == {"prompt_tokens":5,"completion_tokens":5,"total_tokens":10,"prompt_tokens_details":{"cached_tokens":0},
+        and .usage == {"prompt_tokens":5,"completion_tokens":5,"total_tokens":10,"cached_tokens":0,"prompt_tokens_details":{"cached_tokens":0},
             "completion_tokens_details":{"reasoning_tokens":0}}' "$BATS_TEST_TMPDIR/o"
     [ "$(ask /v1/completions '{"prompt":[295,319,268,1055,262],"temperature":0,"model":"a \"b\""}' | jq -r '.choices[0].text + .model')" = \
         ' Paris.a "b"' ]
