@@ -10,7 +10,8 @@
  *   numbers     at most 18 digits, 17 behind the point, 2 in the exponent
  *   strings     valid UTF-8; no half of a surrogate pair
  *   enum, const without white space inside
- *   white space K3_WS_MAX bytes in a row at most, none before and behind the whole */
+ *   white space one space, or a line end and at most four spaces or tabs for each array and object that is open: behind an opening
+ *               bracket or a comma and before a closing bracket; one space behind a colon.  Nowhere else */
 #ifndef K3_CONSTRAIN_GRAMMAR_H
 #define K3_CONSTRAIN_GRAMMAR_H
 
@@ -21,7 +22,6 @@
 #include "ipc/err.h"
 
 #define K3_NEST_MAX 64u             /* arrays and objects inside one another */
-#define K3_WS_MAX 64u
 #define K3_SCHEMA_BYTES_MAX (1u << 20)
 #define K3_SCHEMA_NODES_MAX 20000u
 #define K3_SCHEMA_LISTED_MAX 100000u /* enum values, properties, alternatives: of all nodes together */

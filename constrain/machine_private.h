@@ -47,7 +47,7 @@ struct thread {
     uint32_t a, b;           /* STRING, FREE: a characters; NUMBER: a digits; LITERAL, DECLARED: range */
     uint32_t pos;            /* LITERAL, DECLARED: bytes so far */
     uint8_t mode, at;        /* at: S_ or N_ */
-    uint8_t n_ws;
+    uint8_t n_ws;            /* 0: no white space; 1: a space; from 2 on: a line end and that many less 2 */
     uint8_t left, low, high; /* S_MORE: bytes to come, bounds of the next; S_HEX: left, low = 1: behind d, 2: high surrogate */
 };
 

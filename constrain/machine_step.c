@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
+#define INDENT_MAX 200u
 #define INTEGER_DIGITS_MAX 18u
 #define FRACTION_DIGITS_MAX 17u
 #define EXPONENT_DIGITS_MAX 2u
@@ -89,22 +90,21 @@ static struct frame *frame(struct k3_walk *w, const struct frame *f)
     return p;
 }
 
-static bool is_ws(uint8_t byte)
-{
-    return byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r';
-}
-
-/* White space where it is allowed: stays. */
+/* White space where it is allowed: t stays where it is.  True: byte is white space. */
 static bool white(struct k3_walk *w, const struct thread *t, uint8_t byte)
 {
+    unsigned indent = 4 * depth_of(t->top) < INDENT_MAX ? 4 * depth_of(t->top) : INDENT_MAX;
     struct thread next = *t;
 
-    if (!is_ws(byte))
+    if (byte != ' ' && byte != '\t' && byte != '\n')
         return false;
-    if (next.n_ws < K3_WS_MAX) {
+    if (t->n_ws == 0 && byte != '\t')
+        next.n_ws = byte == ' ' ? 1 : 2;
+    else if (t->n_ws >= 2 && byte != '\n' && t->n_ws < 2 + indent)
         next.n_ws++;
-        k3_walk_put(w, &next);
-    }
+    else
+        return true;
+    k3_walk_put(w, &next);
     return true;
 }
 
@@ -438,24 +438,21 @@ static void step_after(struct k3_walk *w, const struct thread *t, uint8_t byte)
 {
     const struct frame *f = t->top;
     const struct k3_node *n = &w->g->node[f->node];
-    struct thread next = { .top = f };
+    bool array = n->kind == K3_NODE_ARRAY, may_end = array ? f->n >= n->min : stop_of(w->g, f) == n->n;
+    struct thread next = { .top = f, .mode = array ? M_VALUE : M_KEY };
 
-    if (white(w, t, byte))
-        return;
-    if (n->kind == K3_NODE_ARRAY) {
-        next.mode = M_VALUE;
-        next.node = item_node(w->g, f, f->n);
-        if (byte == ',' && next.node != K3_NO_NODE)
-            k3_walk_put(w, &next);
-        else if (byte == ']' && f->n >= n->min)
-            done(w, f->up);
-        return;
-    }
-    next.mode = M_KEY;
-    if (byte == ',' && (declared_may_come(w->g, f) || free_may_come(w->g, f)))
-        k3_walk_put(w, &next);
-    else if (byte == '}' && stop_of(w->g, f) == n->n)
+    if (may_end && byte == (array ? ']' : '}')) {
         done(w, f->up);
+    } else if (byte != ',') {
+        if (may_end) /* behind white space only the bracket can come */
+            white(w, t, byte);
+    } else if (t->n_ws == 0 && array) {
+        next.node = item_node(w->g, f, f->n);
+        if (next.node != K3_NO_NODE)
+            k3_walk_put(w, &next);
+    } else if (t->n_ws == 0 && (declared_may_come(w->g, f) || free_may_come(w->g, f))) {
+        k3_walk_put(w, &next);
+    }
 }
 
 static void step_first(struct k3_walk *w, const struct thread *t, uint8_t byte)
@@ -479,14 +476,26 @@ static void step_first(struct k3_walk *w, const struct thread *t, uint8_t byte)
     }
 }
 
+static void step_value(struct k3_walk *w, const struct thread *t, uint8_t byte)
+{
+    bool member = t->top && w->g->node[t->top->node].kind == K3_NODE_OBJECT;
+    struct thread next = *t;
+
+    if (member && byte == ' ' && t->n_ws == 0) {
+        next.n_ws = 1;
+        k3_walk_put(w, &next);
+    } else if (!t->top || member || !white(w, t, byte)) {
+        begin(w, t->top, t->node, byte);
+    }
+}
+
 void k3_thread_step(struct k3_walk *w, const struct thread *t, uint8_t byte)
 {
     struct thread next;
 
     switch (t->mode) {
     case M_VALUE:
-        if (!t->top || !white(w, t, byte))
-            begin(w, t->top, t->node, byte);
+        step_value(w, t, byte);
         break;
     case M_STRING:
         step_string(w, t, byte);
@@ -513,7 +522,7 @@ void k3_thread_step(struct k3_walk *w, const struct thread *t, uint8_t byte)
         break;
     case M_COLON:
         next = (struct thread){ .mode = M_VALUE, .top = t->top, .node = t->node };
-        if (!white(w, t, byte) && byte == ':')
+        if (byte == ':')
             k3_walk_put(w, &next);
         break;
     case M_AFTER:

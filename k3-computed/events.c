@@ -51,10 +51,11 @@ uint64_t k3_request_bytes(const struct k3_submit *sub, uint32_t vocab)
 {
     return sizeof(struct k3_request) +
            ((uint64_t)sub->n_prompt + sub->max_tokens + sub->n_stop + 1) * sizeof(uint32_t) +
-           (sub->logits ? (uint64_t)vocab * sizeof(float) : 0);
+           (sub->logits ? (uint64_t)vocab * sizeof(float) : 0) +
+           (sub->constraint ? k3_constraint_bytes(sub->constraint) : 0);
 }
 
-int k3_request_new(struct k3_request **out, const struct k3_submit *sub, uint32_t vocab, struct k3_err *err)
+int k3_request_new(struct k3_request **out, struct k3_submit *sub, uint32_t vocab, struct k3_err *err)
 {
     struct k3_request *r = calloc(1, sizeof(*r));
 
@@ -79,6 +80,8 @@ int k3_request_new(struct k3_request **out, const struct k3_submit *sub, uint32_
     r->sampling = sub->sampling;
     r->n_logits = vocab;
     r->kept_bytes = k3_request_bytes(sub, vocab);
+    r->constraint = sub->constraint;
+    sub->constraint = NULL;
     *out = r;
     return 0;
 no_memory:
@@ -94,6 +97,7 @@ void k3_request_free(struct k3_request *r)
     free(r->ids);
     free(r->stop);
     free(r->logits);
+    k3_constraint_free(r->constraint);
     free(r);
 }
 

@@ -24,6 +24,7 @@ struct k3_sampling {
     double min_p;       /* [0, 1]; 0 = off */
     uint32_t top_k;     /* 0 = off */
     uint64_t seed;
+    const uint64_t *allowed; /* a bit for each id: only these are candidates; NULL: all are */
 };
 
 /* -EINVAL and exit 2 with the name of the parameter, its value and what would be right. */
@@ -35,7 +36,7 @@ void k3_sampler_free(struct k3_sampler *s);
 uint64_t k3_sampler_bytes(uint32_t vocab);
 
 /* token_index counts the generated tokens of the answer from 0.  -EDOM with words and exit 4 when a logit is not
- * finite: never a token then. */
+ * finite, allowed or not: never a token then.  -ENOENT when no id is allowed. */
 int k3_sampler_pick(struct k3_sampler *s, const float *logits, const struct k3_sampling *p, uint64_t token_index,
                     uint32_t *token, struct k3_err *err);
 

@@ -134,6 +134,7 @@ static void job_free(struct k3_http_job *j)
     k3_answer_close(&j->answer);
     k3_ask_free(&j->ask);
     k3_http_common_free(&j->c);
+    k3_buf_free(&j->constraint);
     k3_buf_free(&j->piece);
     free(j);
     k3_http_req_unref(q);
@@ -439,6 +440,7 @@ static int make_ask(struct k3_http_job *j, struct k3_ids *prompt, struct k3_err 
         rc = k3_fail(err, -errno, "seed: getrandom: %s", strerror(errno));
     if (rc == 0)
         rc = k3_router_stop_ids(r, &stop, err);
+    j->c.params.constraint = j->constraint.len_bytes > 1 ? j->constraint.bytes : NULL; /* a NUL is always there */
     if (rc == 0)
         rc = k3_ask_new(&j->ask, prompt, &j->c.params, stop.id, stop.n, shown(j), r->state_dir, err);
     k3_ids_free(&stop);
@@ -525,6 +527,7 @@ static void post(struct k3_http_req *q, enum k3_http_api api, int (*known)(struc
     }
     k3_ids_free(&prompt);
     k3_http_common_free(&j->c);
+    k3_buf_free(&j->constraint);
     free(j);
 }
 
@@ -609,6 +612,10 @@ static int chat_prompt(struct k3_http_req *q, const struct k3_json *o, struct k3
     if (j) {
         j->thinking = chat.starts_thinking;
         j->max_calls = chat.max_calls;
+        if (rc == 0 && (k3_chat_request_constraint(&chat, r->t, &j->constraint) < 0 || k3_buf_append(&j->constraint, "", 1) < 0)) {
+            k3_http_error(q, 503, NULL, NULL, "no memory");
+            rc = -ENOMEM;
+        }
     }
     k3_chat_request_free(&chat);
     return rc;

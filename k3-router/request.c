@@ -72,6 +72,9 @@ int k3_ask_new(struct k3_ask *a, struct k3_ids *prompt, const struct k3_ask_para
     cJSON_AddNumberToObject(s, "min_p", p->min_p);
     cJSON_AddStringToObject(s, "seed", seed);
     cJSON_AddBoolToObject(s, "logits", p->logits);
+    if (p->constraint && !cJSON_AddRawToObject(s, "constraint", p->constraint))
+        return k3_fail(err, -ENOMEM, "request: no memory for its constraint");
+    a->params.constraint = NULL;
     if (!add_ids(s, "stop_ids", stop_ids, n_stop_ids) || !add_ids(s, "prompt_ids", a->prompt.id, a->prompt.n))
         return k3_fail(err, -ENOMEM, "request: no memory for %zu ids", a->prompt.n);
     return k3_journal_create(&a->journal, state_dir, a->id, a->head, err);

@@ -26,6 +26,7 @@ struct k3_ask_params {
     double temperature, top_p, min_p;
     uint32_t top_k;
     bool logits;
+    const char *constraint; /* JSON for k3-computed (constrain/constraint.h), borrowed until the request is made; NULL: none */
 };
 
 enum k3_ask_end { K3_ASK_RUNNING, K3_ASK_STOP, K3_ASK_LENGTH, K3_ASK_CANCELLED };
