@@ -71,20 +71,37 @@ size_t k3_machine_bytes(const struct k3_machine *m)
 /* What is held must stay small: of many threads with much behind them the first ones are enough. */
 static bool too_much(const struct arena *a)
 {
-    size_t n = 0;
+    return k3_arena_bytes(a) > (K3_MACHINE_STATE_BYTES - sizeof(struct k3_machine)) / 2;
+}
 
-    for (const struct chunk *c = a->first; c; c = c->next) {
-        n += sizeof(*c) + c->len_bytes;
-        if (c == a->at)
+/* The threads of end become those of m. */
+static int keep_threads(struct k3_machine *m, const struct k3_walk *w, const struct level *end)
+{
+    struct arena used = m->kept;
+
+    m->other.at = NULL;
+    m->n = 0;
+    for (uint32_t i = 0; i < end->n; i++) {
+        struct mark before = k3_arena_mark(&m->other);
+        struct thread *t = &m->thread[i];
+
+        *t = w->thread[end->first + i];
+        if (t->top && !(t->top = k3_frame_keep(&m->other, t->top)))
+            return -ENOMEM;
+        if (i && too_much(&m->other)) {
+            k3_arena_release(&m->other, before);
+            k3_arena_trim(&m->other);
             break;
+        }
+        m->n++;
     }
-    return n > (K3_MACHINE_STATE_BYTES - sizeof(struct k3_machine)) / 2;
+    m->kept = m->other;
+    m->other = used;
+    return 1;
 }
 
 int k3_machine_feed(struct k3_machine *m, struct k3_walk *w, const char *bytes, size_t len_bytes)
 {
-    const struct level *end;
-    struct arena used;
     int rc = walk_from(w, m);
 
     for (size_t i = 0; i < len_bytes && rc == 0; i++)
@@ -92,21 +109,7 @@ int k3_machine_feed(struct k3_machine *m, struct k3_walk *w, const char *bytes, 
             return w->rc;
     if (rc < 0 || len_bytes == 0)
         return rc < 0 ? rc : 1;
-    end = &w->level[len_bytes];
-    m->other.at = NULL;
-    m->n = 0;
-    for (uint32_t i = 0; i < end->n && (i == 0 || !too_much(&m->other)); i++) {
-        struct thread *t = &m->thread[i];
-
-        *t = w->thread[end->first + i];
-        if (t->top && !(t->top = k3_frame_keep(&m->other, t->top)))
-            return -ENOMEM;
-        m->n++;
-    }
-    used = m->kept;
-    m->kept = m->other;
-    m->other = used;
-    return 1;
+    return keep_threads(m, w, &w->level[len_bytes]);
 }
 
 bool k3_machine_complete(const struct k3_machine *m)

@@ -80,6 +80,7 @@ struct k3_machine {
 void *k3_arena_take(struct arena *a, size_t n); /* NULL: no memory */
 struct mark k3_arena_mark(const struct arena *a);
 void k3_arena_release(struct arena *a, struct mark m);
+void k3_arena_trim(struct arena *a); /* gives back what lies behind the last that was taken */
 void k3_arena_free(struct arena *a);
 size_t k3_arena_bytes(const struct arena *a);
 /* Room for thread number n, level number n. */

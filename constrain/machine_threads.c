@@ -43,6 +43,15 @@ void k3_arena_release(struct arena *a, struct mark m)
         m.at->used_bytes = m.used_bytes;
 }
 
+void k3_arena_trim(struct arena *a)
+{
+    struct chunk **rest = a->at ? &a->at->next : &a->first;
+    struct arena behind = { .first = *rest };
+
+    *rest = NULL;
+    k3_arena_free(&behind);
+}
+
 void k3_arena_free(struct arena *a)
 {
     for (struct chunk *c = a->first, *next; c; c = next) {
