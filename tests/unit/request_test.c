@@ -102,7 +102,7 @@ static bool interrupted(void *arg)
 static void new_ask(struct k3_ask *a, bool logits)
 {
     static const uint32_t prompt[] = { 11, 12, 13 }, stop[] = { 2 };
-    struct k3_ask_params p = { .max_tokens = 8, .seed = UINT64_MAX, .temperature = 0, .top_p = 1, .logits = logits };
+    struct k3_ask_params p = { .max_tokens = 8, .seed = UINT64_MAX, .temperature = 0, .top_p = 1, .logits = logits, .constraint = "{\"start\":\"think\"}" };
     struct k3_ids ids = { 0 };
     struct k3_err err = K3_ERR_INIT;
 
