@@ -2,6 +2,7 @@
 #include "k3-router/http.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -136,10 +137,11 @@ static bool nothing_to_send(const struct k3_http *h)
 static void stop(struct k3_http *h)
 {
     struct k3_http_job *j;
-    MHD_socket fd = MHD_quiesce_daemon(h->mhd);
 
-    if (fd != MHD_INVALID_SOCKET)
-        close(fd);
+    /* Nobody can connect any more; libmicrohttpd may look at the descriptor until it is stopped. */
+    h->listen_fd = MHD_quiesce_daemon(h->mhd);
+    if (h->listen_fd >= 0)
+        shutdown(h->listen_fd, SHUT_RDWR);
     pthread_mutex_lock(&h->lock);
     h->stopping = true;
     j = h->queue_head;
@@ -203,7 +205,7 @@ static void serve(struct k3_http *h)
 
 int k3_router_http(struct k3_router *r, struct k3_err *err)
 {
-    struct k3_http h = { .r = r, .listen_fd = -1, .created = time(NULL), .lock = PTHREAD_MUTEX_INITIALIZER,
+    struct k3_http h = { .r = r, .listen_fd = -1, .half_bytes = ((size_t)r->opt.http_mb << 20) / 2, .created = time(NULL), .lock = PTHREAD_MUTEX_INITIALIZER,
                          .news = PTHREAD_COND_INITIALIZER };
     struct k3_daemon_opts daemon = r->opt.daemon;
     int rc = k3_http_addr_parse(&h.addr, r->opt.http, err);
@@ -221,6 +223,7 @@ int k3_router_http(struct k3_router *r, struct k3_err *err)
     if (rc == 0)
         rc = listen_on(&h, err);
     allow_descriptors();
+    mallopt(M_MMAP_THRESHOLD, 1 << 20); /* else what one large body took stays for ever */
     if (rc == 0)
         k3_http_orphans(r);
     if (rc == 0)

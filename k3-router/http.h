@@ -34,7 +34,6 @@
 #include "k3-router/router.h"
 
 #define K3_HTTP_BODY_MAX (64u << 20)    /* one request */
-#define K3_HTTP_BODIES_MAX (256u << 20) /* all that are in memory */
 #define K3_HTTP_VALUES_MAX (2u << 20)   /* JSON values of one body: a node is 64 bytes; a prompt has at most 2^20 ids */
 #define K3_HTTP_OUT_MAX (16u << 20)     /* what a client has not taken yet */
 #define K3_HTTP_STOPS_MAX 16u
@@ -127,7 +126,7 @@ struct k3_http {
     struct k3_router *r;
     struct k3_daemon *daemon;
     struct MHD_Daemon *mhd;
-    int listen_fd;                /* -1: libmicrohttpd's, or none */
+    int listen_fd;                /* -1: libmicrohttpd has it, or there is none */
     struct k3_http_addr addr;
     char addr_text[80], name[128]; /* of the model */
     int64_t created;              /* seconds since 1970 */
@@ -140,7 +139,8 @@ struct k3_http {
     struct k3_http_job *queue_head, **queue_tail;
     struct k3_http_job *left;     /* whose clients have gone while they waited; a preparing thread ends them */
     unsigned n_queued, n_running, n_reserved; /* n_reserved: being prepared, with a place in the queue */
-    size_t body_bytes;
+    /* Half of --http-mb is for bodies, the other half for what is made of them before they are submitted. */
+    size_t half_bytes, body_bytes, prepare_bytes;
     struct k3_http_peer peer;
     double answer_s;              /* mean of the last answers; 0: none yet */
     uint64_t n_asked;             /* journals since the last pruning */

@@ -199,7 +199,7 @@ static void take_body(struct k3_http_req *q, const char *data, size_t n)
     if (q->discard || q->ended)
         return;
     pthread_mutex_lock(&h->lock);
-    room = h->body_bytes + n <= K3_HTTP_BODIES_MAX;
+    room = h->body_bytes + n <= h->half_bytes;
     if (room) {
         h->body_bytes += n;
         q->body_bytes += n;
@@ -285,6 +285,36 @@ enum MHD_Result k3_http_access(void *cls, struct MHD_Connection *mhd, const char
     return rc == MHD_NO ? rc : k3_http_queue_reply(q);
 }
 
+/* Memory that the body's values, messages, text and ids take until the request is submitted, besides the body: measured as 5.4
+ * times a body of text, and 74 bytes a value where there are many. */
+static size_t prepare_cost(const struct k3_http_req *q)
+{
+    return 6 * q->body.len_bytes + 80 * k3_http_count_values(q->body.bytes, q->body.len_bytes);
+}
+
+static void prepare(struct k3_http_req *q)
+{
+    struct k3_http *h = q->h;
+    size_t cost = prepare_cost(q);
+
+    if (cost > h->half_bytes) {
+        k3_http_error(q, 413, NULL, "body_too_large", "to understand this body of %zu bytes may take %zu MiB; there are %zu MiB "
+                      "(half of --http-mb)", q->body.len_bytes, cost >> 20, h->half_bytes >> 20);
+        return;
+    }
+    pthread_mutex_lock(&h->lock);
+    while (h->prepare_bytes + cost > h->half_bytes) /* the other thread is at a large one */
+        pthread_cond_wait(&h->news, &h->lock);
+    h->prepare_bytes += cost;
+    pthread_mutex_unlock(&h->lock);
+    if (!atomic_load(&q->gone))
+        q->route->fn(q);
+    pthread_mutex_lock(&h->lock);
+    h->prepare_bytes -= cost;
+    pthread_cond_broadcast(&h->news);
+    pthread_mutex_unlock(&h->lock);
+}
+
 void *k3_http_prepare_thread(void *arg)
 {
     struct k3_http *h = arg;
@@ -311,12 +341,12 @@ void *k3_http_prepare_thread(void *arg)
         if (!h->prepare_head)
             h->prepare_tail = &h->prepare_head;
         pthread_mutex_unlock(&h->lock);
-        if (!atomic_load(&q->gone))
-            q->route->fn(q);
+        prepare(q);
         k3_buf_free(&q->body);
         pthread_mutex_lock(&h->lock);
         h->body_bytes -= q->body_bytes;
-        q->body_bytes = 0;
+        q->body_bytes = q->n_prompt * sizeof(uint32_t); /* what is left of it: the ids */
+        h->body_bytes += q->body_bytes;
         if (q->phase == K3_HTTP_PREPARING)
             k3_http_ready(q);
         pthread_mutex_unlock(&h->lock);

@@ -83,9 +83,10 @@ void *k3_http_watch_thread(void *arg)
 
     while (!leaving) {
         struct k3_stats *s = k3_daemon_stats(h->daemon);
-        uint64_t now = k3_now_ns();
+        uint64_t now;
 
         pthread_mutex_lock(&h->lock);
+        now = k3_now_ns(); /* not before: the times that it is compared with are in its past */
         for (struct k3_http_conn *c = h->conns, *next; c; c = next) {
             next = c->next;
             look_at(h, c, now);

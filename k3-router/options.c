@@ -49,6 +49,7 @@ bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *sta
         { "cors", K3_OPT_LIST, &o->cors, "ORIGIN", "with --http: pages of this origin may ask (* all)", 0, 0 },
         { "queue", K3_OPT_U32, &o->queue, "N", "with --http: requests that wait; more get 429 (default 32)", 0, 1000 },
         { "connections", K3_OPT_U32, &o->connections, "N", "with --http: at most (default 256)", 1, 10000 },
+        { "http-mb", K3_OPT_U32, &o->http_mb, "N", "with --http: memory for requests that are being read and understood (default 1024)", 8, 1 << 16 },
         { "ping", K3_OPT_U32, &o->ping_s, "S", "with --http: a comment in a stream that is silent for so long (default 5; 0 none)", 0, 3600 },
         { "client-timeout", K3_OPT_U32, &o->client_timeout_s, "S", "with --http: for a client to send its request, or to take bytes\n"
           "(default 60)", 1, 3600 },
@@ -60,7 +61,7 @@ bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *sta
     uint64_t seed;
 
     *o = (struct k3_router_opts){ .temperature = NOT_GIVEN, .top_p = NOT_GIVEN,
-                                  .min_p = NOT_GIVEN, .top_k = UINT32_MAX, .wait_s = 60, .queue = 32, .connections = 256,
+                                  .min_p = NOT_GIVEN, .top_k = UINT32_MAX, .wait_s = 60, .queue = 32, .connections = 256, .http_mb = 1024,
                                   .ping_s = 5, .client_timeout_s = 60, .daemon = K3_DAEMON_OPTS_INIT };
     if (k3_opts_parse(table, "k3-router",
                       "asks k3-computed and shows the answer.  The whole of stdin is one prompt (without one trailing line\n"

@@ -28,7 +28,7 @@ struct k3_router_opts {
     /* --http */
     const char *http, *api_key_file, *served_name;
     struct k3_str_list cors, allow_host;
-    uint32_t queue, connections, ping_s, client_timeout_s;
+    uint32_t queue, connections, http_mb, ping_s, client_timeout_s;
     struct k3_daemon_opts daemon;
 };
 

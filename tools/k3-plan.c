@@ -19,7 +19,7 @@
 
 struct cmdline {
     const char *model, *instance, *preset, *memory, *trunk_gb, *cache_gb, *trunk_device, *presets, *memory_from, *root, *shm;
-    const char *policy, *kernels, *verify, *io_block, *numa_trunk, *numa_expert, *numa_compute;
+    const char *policy, *kernels, *verify, *io_block, *numa_trunk, *numa_expert, *numa_compute, *http;
     struct k3_str_list expert_devices;
     struct k3_plan_opts plan;
     uint32_t layers, reserve_fd, prefetch, io_depth;
@@ -50,6 +50,7 @@ static bool parse(struct cmdline *c, int argc, char **argv, int *status)
         { "memory-from", K3_OPT_STRING, &c->memory_from, "HOW",
           "shm, memfd or hugetlb (default: shm, memfd where /dev/shm is too small)" },
         { "hugetlb", K3_OPT_FLAG, &c->hugetlb, NULL, "the same as --memory-from hugetlb" },
+        { "http", K3_OPT_STRING, &c->http, "ADDR:PORT", "k3-router serves there, and needs memory for what clients send" },
         { "rate", K3_OPT_DOUBLE, &c->rate, "X", "take X GB/s for every drive and measure none", 1e-6, 1e6 },
         { "table", K3_OPT_FLAG, &c->table, NULL, "print a table from 2G to 512G" },
         { "shell", K3_OPT_FLAG, &c->shell, NULL, "KEY=VALUE lines, then the plan behind \"# \"" },
@@ -107,6 +108,7 @@ static int take_sizes(struct cmdline *c, struct k3_err *err)
     if (c->hugetlb && c->memory_from && strcmp(c->memory_from, "hugetlb") != 0)
         return k3_refuse(err, -EINVAL, "--hugetlb and --memory-from %.64s are two different ways; give one of them",
                          c->memory_from);
+    o->http = c->http != NULL;
     if (c->hugetlb)
         c->memory_from = "hugetlb";
     if (c->memory_from && strcmp(c->memory_from, "shm") && strcmp(c->memory_from, "memfd") && strcmp(c->memory_from, "hugetlb"))

@@ -23,6 +23,7 @@
 #define EXPERT_BYTES 64u      /* what expertd keeps of an expert, its policy included */
 #define SLOT_BYTES 160u       /* of a slot: its table, its ring entries */
 #define PART_OF_REQUESTS 64u  /* kept requests take this part of the weights' memory */
+#define PART_OF_HTTP 32u      /* what clients send takes this part of the limit */
 /* A pass reads the trunk once and each expert that one of its rows chose once; of the released shape 64 rows choose 68% of a
  * layer's experts, 512 all of them.  So a prompt of 512 tokens costs 1.6 TB of reads in one pass and 8.8 TB in eight,
  * while the 0.3 GB of its buffers, pinned, would save 0.3 of some 130 GB of every other token.  Beyond 512 rows a pass
@@ -91,6 +92,7 @@ static void fill_fixed(struct k3_plan *p, const struct k3_model *m)
     p->part[K3_PLAN_REQUESTS] = (uint64_t)o->requests_mb << 20;
     /* Both weight daemons may be restarting at the same time, with their segments in place. */
     p->part[K3_PLAN_LOADING] = 2 * (TENSOR_BYTES * n_tensors(m) + 2 * MB);
+    p->part[K3_PLAN_SERVER] = o->http ? (uint64_t)o->http_mb << 20 : 0;
     p->part[K3_PLAN_PROGRAMS] = PROGRAM_BYTES;
 }
 
@@ -219,6 +221,8 @@ static void choose_rows(struct k3_plan *p, const struct k3_model *m, uint64_t li
     weights = weights < limit_bytes ? weights : limit_bytes;
     most = weights / PART_OF_REQUESTS;
     p->opts.requests_mb = (uint32_t)(most >> 20 < 16 ? 16 : most >> 20 > 256 ? 256 : most >> 20);
+    most = limit_bytes / PART_OF_HTTP;
+    p->opts.http_mb = (uint32_t)(most >> 20 < 32 ? 32 : most >> 20 > 512 ? 512 : most >> 20);
     if (given)
         return;
     p->opts.batch_rows = ROWS_DEFAULT;
@@ -293,6 +297,7 @@ static bool fits_with(const struct k3_model *m, struct k3_plan_opts o, const str
     struct k3_plan q = { .opts = o };
 
     q.opts.requests_mb = p->opts.requests_mb;
+    q.opts.http_mb = p->opts.http_mb;
     if (q.opts.batch_rows == 0)
         q.opts.batch_rows = ROWS_DEFAULT;
     return fill_floor(&q, m, &o, limit, NULL) == 0 && q.sum_bytes <= limit;

@@ -20,7 +20,7 @@
 enum k3_plan_part {
     K3_PLAN_RING, K3_PLAN_PINNED, K3_PLAN_RESIDENT, K3_PLAN_SLOTS, K3_PLAN_STATE, K3_PLAN_KV, K3_PLAN_ROWS,
     K3_PLAN_LOGITS, K3_PLAN_SCRATCH, K3_PLAN_REQUESTS, K3_PLAN_INDEX, K3_PLAN_LOADING, K3_PLAN_TABLES,
-    K3_PLAN_PROGRAMS, K3_N_PLAN
+    K3_PLAN_SERVER, K3_PLAN_PROGRAMS, K3_N_PLAN
 };
 
 #define K3_PLAN_AUTO_BYTES 2000000000ull /* auto keeps back this and a fiftieth */
@@ -41,6 +41,8 @@ struct k3_plan_opts {
     uint32_t ring_mb, batch_rows;                    /* 0: the plan chooses */
     uint32_t ctx, sequences, threads;
     uint32_t requests_mb;                            /* for requests that computed keeps; the plan chooses */
+    uint32_t http_mb;                                /* for what clients send to a server; the plan chooses */
+    bool http;                                       /* there is a server */
     bool split;                                      /* trunk and experts are read from different devices */
 };
 /* What is there; K3_MEMORY_NONE where it is not known or without end. */

@@ -19,6 +19,7 @@ static const char *const part_names[K3_N_PLAN] = {
     [K3_PLAN_INDEX] = "index",
     [K3_PLAN_LOADING] = "index while loading",
     [K3_PLAN_TABLES] = "page tables",
+    [K3_PLAN_SERVER] = "server",
     [K3_PLAN_PROGRAMS] = "programs",
 };
 
@@ -119,6 +120,8 @@ void k3_plan_shell(FILE *f, const struct k3_plan *p, const char *memory_from)
         fprintf(f, "ring-mb=%u\n", p->opts.ring_mb);
     fprintf(f, "batch-rows=%u\n", p->opts.batch_rows);
     fprintf(f, "requests-mb=%u\n", p->opts.requests_mb);
+    if (p->opts.http)
+        fprintf(f, "http-mb=%u\n", p->opts.http_mb);
     fprintf(f, "memory-from=%s\n", memory_from);
     fprintf(f, "split=%s\n", p->opts.split ? "yes" : "no");
     fprintf(f, "promised=%" PRIu64 "\n", p->sum_bytes);

@@ -72,7 +72,7 @@ refused() { # refused WORD OPTION...: exit 2 and one line with WORD, before anyt
     cat "$BATS_TEST_TMPDIR/out"
     grep -q '^c kernels' "$BATS_TEST_TMPDIR/out"
     [ "$(grep -cE '^mxfp4 +8 ' "$BATS_TEST_TMPDIR/out")" -eq 2 ]
-    ! grep -qE '^(bf16|KDA)' "$BATS_TEST_TMPDIR/out"
+    refute grep -qE '^(bf16|KDA)' "$BATS_TEST_TMPDIR/out"
 }
 @test "--force-threads: more threads than cores, where the part is told to" {
     local n=$(($(nproc) + 1))
@@ -124,7 +124,7 @@ TEXT
     cat "$BATS_TEST_TMPDIR/out"
     grep -qE '^read from the drive +0 bytes$' "$BATS_TEST_TMPDIR/out"
     grep -qE '^a pass +[0-9.]+ s +[0-9.]+ \([0-9.]+ to [0-9.]+\) of the larger' "$BATS_TEST_TMPDIR/out"
-    ! grep -q '^k3\.' "$BATS_TEST_TMPDIR/out"
+    refute grep -q '^k3\.' "$BATS_TEST_TMPDIR/out"
     left_nothing
 }
 @test "a drive is said to be measured only when it is" {
@@ -138,7 +138,7 @@ TEXT
     done
     grep -q 'measuring how many reads' "$BATS_TEST_TMPDIR/err1"
     [ -s "$XDG_CACHE_HOME/k3/devices" ] || skip "this drive cannot be measured"
-    ! grep -q 'measuring how many reads' "$BATS_TEST_TMPDIR/err2"
+    refute grep -q 'measuring how many reads' "$BATS_TEST_TMPDIR/err2"
 }
 @test "pass, io, decode and sweep name the model that they need, and how to make one" {
     for part in pass io decode sweep; do
@@ -212,7 +212,7 @@ TEXT
     [ "$(grep -c -- '--trunk-gb' <<<"$output")" -eq 1 ]
     [ "$(grep -c ': the same$' <<<"$output")" -eq 4 ]
     [ "${lines[-1]}" = "k3-bench: every cell was refused" ]
-    ! grep -q '^#\|^total_gb' <<<"$output"
+    refute grep -q '^#\|^total_gb' <<<"$output"
     refused "No such file" sweep --model "$BATS_TEST_TMPDIR/none"
 }
 @test "pass: a long one says how far it is, without a terminal too; stopped, it says so" {

@@ -64,7 +64,7 @@ same() {
         down
     done
     cat "$BATS_TEST_TMPDIR/lru" "$BATS_TEST_TMPDIR/lfru"
-    ! cmp "$BATS_TEST_TMPDIR/lru" "$BATS_TEST_TMPDIR/lfru"
+    refute cmp "$BATS_TEST_TMPDIR/lru" "$BATS_TEST_TMPDIR/lfru"
 }
 @test "all experts resident; a second run on warm daemons" {
     up --model "$(model)" --ctx 128 --ring-mb 64 --cache-gb 1

@@ -22,7 +22,7 @@ undisturbed() { # the tokens of the answer that is disturbed below
     trunkd
     logged computed "event=waiting for=k3-expertd"
     [ "$(stat_of k3-computed waiting)" -eq 2 ]
-    ! grep -q event=ready "$LOG/computed.log"
+    refute grep -q event=ready "$LOG/computed.log"
     expertd
     logged computed event=ready
     { submit $ID 1; request collect; } | ask | tail -1 | jq -e '.tokens == [295]'

@@ -11,6 +11,13 @@ case $K3_BUILD in *asan* | *ubsan* | *tsan*) SLOW=6 ;; *) SLOW=1 ;; esac
 INSTANCE=t-$(cksum <<<"$ROOT" | cut -c1-4)-$(basename "${BATS_TEST_FILENAME:-shell}" .bats | tr -c 'A-Za-z0-9\n' '-' | cut -c1-24)
 export INSTANCE
 
+# A command that must fail.  ("! command" ends no test: the shell's errexit leaves it out.)
+refute() { # refute COMMAND...
+    if "$@"; then
+        echo "this succeeded and should not: $*"
+        return 1
+    fi
+}
 up() { # up OPTION...
     "$ROOT/run/k3-run" up --instance "$INSTANCE" --bin-dir "$K3_BIN" "$@" 3>&- 4>&-
 }

@@ -40,7 +40,7 @@ ITALY="The capital of Italy is Rome."
     ask /v1/models "" -X OPTIONS -i | tr -d '\r' >"$BATS_TEST_TMPDIR/o"
     status_is 204
     grep -qx 'Allow: GET, HEAD, OPTIONS' "$BATS_TEST_TMPDIR/o"
-    ! grep -qi access-control "$BATS_TEST_TMPDIR/o"
+    refute grep -qi access-control "$BATS_TEST_TMPDIR/o"
     [ -z "$(curl -sS -m 10 -I "$URL/v1/models" | tr -d '\r' | sed '1,/^$/d')" ]
     refused 404 null /v1/embeddings '{}'
     refused 404 null /v1/responses '{}'
@@ -115,7 +115,7 @@ ITALY="The capital of Italy is Rome."
             >"$BATS_TEST_TMPDIR/o"
         [ "$(tail -2 "$BATS_TEST_TMPDIR/o")" = 'data: [DONE]' ]
         # lines are events, comments and blanks, nothing else
-        ! grep -vE '^(data: .*|: .*|)$' "$BATS_TEST_TMPDIR/o"
+        refute grep -vE '^(data: .*|: .*|)$' "$BATS_TEST_TMPDIR/o"
         events <"$BATS_TEST_TMPDIR/o" | jq -se --arg t "$ITALY" --argjson usage $usage '
             (map([.id, .created, .model, .object]) | unique | length) == 1 and .[0].object == "chat.completion.chunk"
             and .[0].choices[0].delta == {"role":"assistant","content":""}
@@ -225,5 +225,5 @@ BODIES
     ask /geheim/a?b=geheimnis >/dev/null
     server_says 'event=request method=POST path=/v1/completions status=200 prompt=[0-9]* generated=2 seconds=[0-9.]* end=' 5
     server_says 'event=request method=GET path=/geheim/a status=404' 5
-    ! grep -q geheimnis "$SERVER_LOG"
+    refute grep -q geheimnis "$SERVER_LOG"
 }

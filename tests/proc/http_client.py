@@ -5,6 +5,7 @@ http_client.py ADDR:PORT drip head|body S   sends a byte every 0.2 s; prints the
 http_client.py ADDR:PORT sip PATH BODY S    a stream of which a byte is read every 0.05 s for S seconds, then the rest
 http_client.py ADDR:PORT deaf PATH BODY S   a stream that is not read; prints the seconds until it is cut, at most S
 http_client.py - stamp                      < lines: each with the time at which it came
+http_client.py ADDR:PORT proxy S             a proxy that cuts what is silent for S seconds; prints its address
 http_client.py ADDR:PORT idle N             opens N connections, says so, and waits for a line on stdin"""
 import http.client, json, select, socket, sys, threading, time
 
@@ -117,10 +118,35 @@ def stamp():
         print("%.6f %s" % (time.time(), line.rstrip("\r\n")), flush=True)
 
 
+def forward(client, silence):
+    server = connect()
+    last = time.time()
+    while time.time() - last < silence:
+        for s in select.select([client, server], [], [], 0.1)[0]:
+            data = s.recv(65536)
+            if not data:
+                client.close()
+                server.close()
+                return
+            (server if s is client else client).sendall(data)
+            if s is server:
+                last = time.time()
+    print("cut after", silence, "s of silence", flush=True)
+    client.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+def proxy(silence):
+    listening = socket.create_server(("127.0.0.1", 0))
+    print("http://127.0.0.1:%d" % listening.getsockname()[1], flush=True)
+    while True:
+        threading.Thread(target=forward, args=(listening.accept()[0], float(silence)), daemon=True).start()
+
+
 def idle(n):
     all_of_them = [connect() for _ in range(int(n))]
     print("open", len(all_of_them), flush=True)
     sys.stdin.readline()
 
 
-sys.exit({"refused": refused, "many": many, "drip": drip, "sip": sip, "deaf": deaf, "idle": idle, "stamp": stamp}[what](*args))
+sys.exit({"refused": refused, "many": many, "drip": drip, "sip": sip, "deaf": deaf, "idle": idle, "proxy": proxy, "stamp": stamp}[what](*args))

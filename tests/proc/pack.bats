@@ -257,7 +257,7 @@ END
     mv "$D/trunk.k3pack" "$D/trunk.k3pack.part"
     pack 0 --model "$twin" --out "$D"
     grep -q "begun anew" "$ERR"
-    ! cmp -s "$D/trunk.k3pack" "$BATS_TEST_TMPDIR/good"
+    refute cmp -s "$D/trunk.k3pack" "$BATS_TEST_TMPDIR/good"
     mv "$D/trunk.k3pack" "$BATS_TEST_TMPDIR/second"
     pack 0 --model "$twin" --out "$D"
     cmp "$D/trunk.k3pack" "$BATS_TEST_TMPDIR/second"

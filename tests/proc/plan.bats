@@ -171,7 +171,7 @@ machine() { # machine MB
     for pid in $(pgrep -f -- "--instance $INSTANCE "); do
         [ -z "$(find "/proc/$pid/fd" -lname "$file" 2>/dev/null)" ] || [ "$pid" = "$(sed 's/.* //' "$(run_dir "$INSTANCE")/k3-run.lock")" ]
     done
-    ! flock -n "$file" true
+    refute flock -n "$file" true
     run_ down
     nothing_left "$INSTANCE"
     refused 'numa-node 77' run_ up --numa-trunk 77 # a failed start
@@ -190,6 +190,10 @@ machine() { # machine MB
     grep -qE 'k3-trunkd .*--trunk-gb [0-9.]+ .*--shared-drive' "$BATS_TEST_TMPDIR/out"
     grep -qE 'k3-expertd .*--cache-gb [0-9.]+' "$BATS_TEST_TMPDIR/out"
     grep -qE 'k3-computed .*--batch-rows [0-9]+ .*--requests-mb [0-9]+' "$BATS_TEST_TMPDIR/out"
+    refute grep -q -- '--http' "$BATS_TEST_TMPDIR/out"
+    run_ up --commands --model "$BIG" --memory 1500M --http 127.0.0.1:0 >"$BATS_TEST_TMPDIR/out"
+    grep -qE 'k3-router .*--http 127.0.0.1:0 .*--http-mb 46' "$BATS_TEST_TMPDIR/out"
+    run_ up --dry-run --model "$BIG" --memory 1500M --http 127.0.0.1:0 | grep -qE '^  server +48.2 MB$'
     nothing_left "$INSTANCE"
 }
 

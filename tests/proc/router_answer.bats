@@ -72,11 +72,11 @@ ask() { router --state-dir "$STATE" "$@"; }
 
 @test "--logits is looked at before anything is asked, and leaves what is there" {
     echo old >"$BATS_TEST_TMPDIR/l"
-    ! ask --logits "$BATS_TEST_TMPDIR/l" </dev/null
+    refute ask --logits "$BATS_TEST_TMPDIR/l" </dev/null
     [ "$(cat "$BATS_TEST_TMPDIR/l")" = old ]
-    ! ask --logits "$BATS_TEST_TMPDIR/new" </dev/null
+    refute ask --logits "$BATS_TEST_TMPDIR/new" </dev/null
     [ ! -e "$BATS_TEST_TMPDIR/new" ]
-    ! ask --logits /nonexistent/l.f32 <<<x
+    refute ask --logits /nonexistent/l.f32 <<<x
     [ -z "$(ls "$STATE"/*.journal 2>/dev/null)" ]
 }
 

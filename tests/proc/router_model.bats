@@ -23,7 +23,7 @@ begin() { # the long answer, held up in its middle; sets PID, GATE, ID, JOURNAL
     wait_tokens 30
     JOURNAL=$(journal)
     ID=$(basename "$JOURNAL" .journal)
-    ! grep -q '^end' "$JOURNAL"
+    refute grep -q '^end' "$JOURNAL"
 }
 says_both() { # says_both FILE: one line with both models, and how to go on
     grep -qE "$ID was begun by the model $DEMO \(digest [0-9a-f]{8}\).* runs $OTHER \(digest [0-9a-f]{8}\)" "$1"

@@ -18,7 +18,7 @@ teardown() { kill_answer; }
     kill -KILL $PID
     finished 137
     [ "$(grep -c '^t ' "$(journal)")" -lt 1400 ]
-    ! grep -q '^end' "$(journal)"
+    refute grep -q '^end' "$(journal)"
     id=$(basename "$(journal)" .journal)
     timeout $((60 * SLOW)) "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "$STATE" --resume "$id" >"$BATS_TEST_TMPDIR/again"
     cmp "$BATS_TEST_TMPDIR/again" "$BATS_FILE_TMPDIR/whole"
@@ -144,5 +144,5 @@ teardown() { kill_answer; }
     grep -qE 'k3-computed ended 10 times while it computed this answer, without one more token; .*k3-computed.log; 0 tokens are safe' \
         "$BATS_TEST_TMPDIR/err"
     [ -n "$(journal)" ]
-    ! grep -q '^end' "$(journal)"
+    refute grep -q '^end' "$(journal)"
 }

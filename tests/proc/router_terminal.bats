@@ -111,10 +111,10 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
     t send-keys C-c
     shows 'half a line\^C$'
     prompt
-    ! screen | grep -q 'left with'
+    screen | refute grep -q 'left with'
     t send-keys C-c
     shows 'again, or Ctrl-D'
-    ! screen | grep -q 'left with'
+    screen | refute grep -q 'left with'
     t send-keys C-c
     shows 'left with 0'
     [ "$(router --state-dir "$STATE" <<<"What is the capital of France?")" = "The capital of France is Paris." ]
@@ -150,7 +150,7 @@ P
     }
     kill -CONT "$trunkd"
     shows '^The capital of France is Paris\.$'
-    ! screen | grep -qE 'layer [0-9]+/'
+    screen | refute grep -qE 'layer [0-9]+/'
     type /quit
     shows 'left with 0'
 }

@@ -103,12 +103,12 @@ END
     touch -d "10 seconds ago" "$M/k3.sums.part"
     touch "$M/model-00003-of-000009.safetensors"
     verify 0 --model "$M" --make --replace
-    ! grep -q "going on" "$ERR"
+    refute grep -q "going on" "$ERR"
     cmp "$M/k3.sums" "$BATS_TEST_TMPDIR/whole"
     # Nor from what another model or version left.
     sed '2s/model ./model x/' "$BATS_TEST_TMPDIR/whole" | head -c 4321 >"$M/k3.sums.part"
     verify 0 --model "$M" --make --replace
-    ! grep -q "going on" "$ERR"
+    refute grep -q "going on" "$ERR"
     cmp "$M/k3.sums" "$BATS_TEST_TMPDIR/whole"
 }
 @test "a shard that is written while it is read: no sums" {
@@ -126,7 +126,7 @@ while True:
     [ ! -e "$M/k3.sums" ]
     wait $toucher || true
     verify 0 --model "$M" --make
-    ! grep -q "going on" "$ERR"
+    refute grep -q "going on" "$ERR"
 }
 @test "only one writes at a time" {
     : >"$M/k3.sums.part"

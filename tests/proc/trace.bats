@@ -71,5 +71,5 @@ refused() { # refused STATUS PATTERN ARGUMENT OF K3CTL...: one line
     down
     "$K3_BIN/k3-sim" a.trace | tee out
     grep -qE ' [1-9][0-9]* passes' out
-    ! grep -q 'ends inside a pass' out
+    refute grep -q 'ends inside a pass' out
 }

@@ -104,7 +104,7 @@ stop() { # SIGTERM: gone within a second (and a little, the machine may be busy)
     if python3 -c 'import os, sys; os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)' "$T/config.json" 2>/dev/null; then
         start --model "$T" --direct on
         [ "$(field direct)" = true ]
-        ! grep -q event=io_fallback "$LOG"
+        refute grep -q event=io_fallback "$LOG"
     else
         refused --model "$T" --direct on -- "--direct on" "$T"
         start --model "$T"
@@ -152,7 +152,7 @@ stop() { # SIGTERM: gone within a second (and a little, the machine may be busy)
     # in both: the device's copy
     start --model "$M" --device "$BATS_TEST_TMPDIR/dev"
     find "/proc/$PID/fd" -lname "$BATS_TEST_TMPDIR/dev/*.safetensors" | grep -q .
-    ! find "/proc/$PID/fd" -lname "$M/*.safetensors" | grep -q .
+    find "/proc/$PID/fd" -lname "$M/*.safetensors" | refute grep -q .
     stop
     no_segments
 }

@@ -181,7 +181,7 @@ refuses() { # refuses PROGRAM OPTION... -- PATTERN...: 2, one line
     [ "$got" = "$want" ]
     cat "$BATS_TEST_TMPDIR"/*.log
     for d in k3-trunkd k3-expertd; do
-        ! grep "event=copy_wrong.*file=$A/" "$BATS_TEST_TMPDIR/$d.log"
+        refute grep "event=copy_wrong.*file=$A/" "$BATS_TEST_TMPDIR/$d.log"
         if [ "$(stat_of $d verify_failures)" != 0 ]; then grep "event=copy_wrong.*file=$B/" "$BATS_TEST_TMPDIR/$d.log"; fi
     done
     [ $(($(stat_of k3-trunkd verify_failures) + $(stat_of k3-expertd verify_failures))) -gt 0 ]
