@@ -7,12 +7,13 @@
  *
  * computed.sock (design.md section 6).  id = 32 hex digits chosen by the client.
  *   submit  {cmd, id, prompt_ids:[..], generated_ids:[..]?, max_tokens, temperature, top_k, top_p, min_p,
- *            seed:"decimal u64", stop_ids:[..], logits:bool?, snapshot_points:[..]?, model_digest:"hex"?, presence_penalty?, frequency_penalty?,
- *            repeat_penalty?, logit_bias:[[id, value],..]?, logprobs:0..20?}
+ *            seed:"decimal u64", stop_ids:[..], logits:bool?, snapshot_points:[..]?, constraint:{..}?, model_digest:"hex"?,
+ *            presence_penalty?, frequency_penalty?, repeat_penalty?, logit_bias:[[id, value],..]?, logprobs:0..20?}
  *           -> {ok, known, whole_model, generation, model:"dir", model_digest:"hex"}; the last two are in a refusal, too.
  *           model_digest in the request: refused (errno "ESTALE") by any other model, whose ids mean something else.
  *           A repeat of a known id is answered ok with "known": true and changes nothing.
  *           snapshot_points: up to 8 lengths of beginnings of the prompt, ascending, at which later prompts may part from this one.
+ *           constraint: constrain/constraint.h; the generated ids must be such as it allows.
  *           top_k 0 = off, top_p 1 = off, min_p 0 = off, temperature 0 = greedy.  logprobs: how many of the best ids beside
  *           the token's own; absent: none.
  *   poll    {cmd, id, from, progress_from?, wait_ms?} -> {ok, events:[..], next, state:"queued|prefill|decode|ended", cached,

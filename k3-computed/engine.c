@@ -23,6 +23,7 @@ uint64_t k3_engine_bytes(const struct k3_config *c, uint32_t ctx, uint32_t n_seq
 {
     return n_sequences * (k3_state_bytes(c, ctx) + ctx * sizeof(uint32_t) + sizeof(struct k3_seq) + sizeof(struct k3_outcome)) +
            (uint64_t)max_logits(n_sequences, batch_rows) * c->vocab * sizeof(float) + k3_sampler_bytes(c->vocab) +
+           k3_vocab_bytes(c->vocab) + c->vocab / 8 +
            batch_rows * (sizeof(struct k3_row) + sizeof(struct k3_tracer_row));
 }
 
@@ -51,16 +52,19 @@ int k3_engine_open(struct k3_engine **out, const struct k3_engine_opts *opts, st
         rc = k3_prefix_open(&e->prefix, opts->n_snapshots, &opts->m->cfg, opts->ctx, err);
     if (rc == 0)
         rc = k3_sampler_new(&e->sampler, opts->m->cfg.vocab, err);
+    if (rc == 0)
+        rc = k3_walk_new(&e->walk, err);
     if (rc < 0)
         goto fail;
     n_logits = (size_t)max_logits(opts->n_sequences, opts->batch_rows) * opts->m->cfg.vocab;
     e->rows = calloc(opts->batch_rows, sizeof(*e->rows));
     e->row_names = calloc(opts->batch_rows, sizeof(*e->row_names));
     e->logits = malloc(n_logits * sizeof(*e->logits));
+    e->allowed = calloc(opts->m->cfg.vocab / 64 + 1, sizeof(*e->allowed));
     e->outcome = calloc(opts->n_sequences, sizeof(*e->outcome));
     e->guess = calloc((size_t)opts->m->cfg.n_experts + 1, sizeof(*e->guess));
     e->guessed = calloc((size_t)opts->m->cfg.n_experts + 1, sizeof(*e->guessed));
-    if (!e->rows || !e->row_names || !e->logits || !e->outcome || !e->guess || !e->guessed) {
+    if (!e->rows || !e->row_names || !e->logits || !e->allowed || !e->outcome || !e->guess || !e->guessed) {
         rc = k3_fail(err, -ENOMEM, "no memory for %zu logits", n_logits);
         goto fail;
     }
@@ -84,6 +88,8 @@ void k3_engine_close(struct k3_engine *e)
     free(e->row_names);
     free(e->logits);
     free(e->outcome);
+    free(e->allowed);
+    k3_walk_free(e->walk);
     free(e->guess);
     free(e->guessed);
     pthread_cond_destroy(&e->changed);
@@ -290,17 +296,34 @@ static void on_look(void *arg, uint32_t layer, const uint16_t *ids, uint32_t n_r
         announce(e, layer, ids, n_rows, k);
 }
 
-/* The next token of an answer, and its log probabilities where nobody looks before the token is published. */
+/* The next token of an answer, among the ids that its constraint allows, and its log probabilities where nobody looks before the
+ * token is published. */
 static int draw_token(struct k3_engine *e, struct k3_request *r, const float *logits, struct k3_outcome *o)
 {
     uint32_t n_answer = r->n_ids - r->n_prompt, n = r->sampling.n_logprobs;
-    const float *adjusted = k3_sampler_adjust(e->sampler, logits, &r->sampling, r->ids + r->n_prompt, n_answer);
-    int rc = k3_sampler_pick(e->sampler, adjusted, &r->sampling, n_answer, &o->token, &o->err);
+    struct k3_sampling how = r->sampling;
+    const float *adjusted;
+    int rc = 0;
 
-    o->has_token = rc == 0;
-    if (rc == 0 && n)
+    if (r->constraint) {
+        rc = k3_constraint_mask(r->constraint, e->walk, e->allowed);
+        how.allowed = e->allowed;
+    }
+    if (rc < 0)
+        return k3_fail(&o->err, rc, "no memory for the constraint of token %u", n_answer);
+    adjusted = k3_sampler_adjust(e->sampler, logits, &how, r->ids + r->n_prompt, n_answer);
+    rc = k3_sampler_pick(e->sampler, adjusted, &how, n_answer, &o->token, &o->err);
+    if (rc < 0)
+        return rc;
+    if (n)
         k3_sampler_logprobs(e->sampler, logits, o->token, r->logprobs + (size_t)(n_answer - r->n_given) * n, n);
-    return rc;
+    if (r->constraint && (rc = k3_constraint_take(r->constraint, e->walk, o->token)) <= 0) {
+        if (rc == 0)
+            k3_bug("id %u is in the mask of a constraint that does not take it", o->token);
+        return k3_fail(&o->err, rc, "no memory for the constraint of token %u", n_answer);
+    }
+    o->has_token = true;
+    return 0;
 }
 
 /* Draws the tokens of a finished pass.  Reads nothing of a request that other threads change. */
@@ -543,7 +566,7 @@ static void submit_complete(struct k3_engine *e, struct k3_request *r)
     request_end(e, r, stop ? K3_END_STOP : K3_END_LENGTH);
 }
 
-int k3_engine_submit(struct k3_engine *e, const struct k3_submit *sub, bool draining, bool *known, struct k3_err *err)
+int k3_engine_submit(struct k3_engine *e, struct k3_submit *sub, bool draining, bool *known, struct k3_err *err)
 {
     struct k3_request *r = NULL;
     uint64_t kept_bytes;

@@ -28,6 +28,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "constrain/constraint.h"
 #include "k3-computed/pass.h"
 #include "k3-computed/prefix.h"
 #include "k3-computed/sampling.h"
@@ -52,13 +53,15 @@
 enum k3_phase { K3_QUEUED, K3_PREFILL, K3_DECODE, K3_ENDED };
 enum k3_end { K3_END_NONE, K3_END_STOP, K3_END_LENGTH, K3_END_CANCELLED, K3_END_ERROR };
 
-/* What a client asks for; all pointers are borrowed (that of sampling.bias, too). */
+/* What a client asks for; all pointers are borrowed (that of sampling.bias, too), but for the constraint: a request that is queued
+ * takes it over. */
 struct k3_submit {
     char id[K3_ID_LEN + 1]; /* lower case */
     const uint32_t *prompt, *generated, *stop;
     uint32_t n_prompt, n_generated, n_stop;
     uint32_t max_tokens; /* of the whole answer, generated ones included */
     struct k3_sampling sampling;
+    struct k3_constraint *constraint; /* behind the generated ids; NULL: any id may come */
     bool logits;
     uint32_t point[K3_MAX_POINTS], n_points; /* lengths of beginnings of the prompt that are worth keeping, ascending */
 };
@@ -74,6 +77,7 @@ struct k3_request {
     uint32_t *stop, n_stop;
     struct k3_sampling sampling;        /* its bias is the request's own */
     struct k3_logprob *logprobs;        /* sampling.n_logprobs for each id after n_given; NULL when not asked for */
+    struct k3_constraint *constraint;   /* NULL: none.  Of the engine's thread */
     float *logits;                      /* vocab floats when asked for, else NULL */
     uint32_t n_logits;
     bool has_logits;                    /* filled: event 0 */
@@ -94,8 +98,8 @@ struct k3_request {
 
 /* Everything that can be known to be wrong before it is queued: exit 2, naming the thing, its value and the limit. */
 int k3_submit_check(const struct k3_submit *s, uint32_t vocab, uint32_t ctx, struct k3_err *err);
-/* Of a checked one.  On success *out is the caller's, until k3_requests_add. */
-int k3_request_new(struct k3_request **out, const struct k3_submit *sub, uint32_t vocab, struct k3_err *err);
+/* Of a checked one, whose constraint it takes over.  On success *out is the caller's, until k3_requests_add. */
+int k3_request_new(struct k3_request **out, struct k3_submit *sub, uint32_t vocab, struct k3_err *err);
 void k3_request_free(struct k3_request *r);
 /* Memory that a submit would keep. */
 uint64_t k3_request_bytes(const struct k3_submit *sub, uint32_t vocab);
@@ -204,7 +208,7 @@ void k3_engine_wait_fetched(struct k3_engine *e, uint64_t timeout_ns);
 
 /* Checks everything that can be checked, then queues.  *known: the id was there already, nothing changed.
  * draining: refuse what is not known. */
-int k3_engine_submit(struct k3_engine *e, const struct k3_submit *sub, bool draining, bool *known, struct k3_err *err);
+int k3_engine_submit(struct k3_engine *e, struct k3_submit *sub, bool draining, bool *known, struct k3_err *err);
 /* progress_from < 0: only events end the wait.  -ENOENT: unknown id. */
 int k3_engine_poll(struct k3_engine *e, const char *id, uint32_t from, int64_t progress_from, uint32_t wait_ms,
                    cJSON *reply, struct k3_err *err);

@@ -37,6 +37,8 @@ struct k3_engine {
     struct k3_row *rows;
     struct k3_tracer_row *row_names; /* of the rows, for the trace */
     float *logits;
+    struct k3_walk *walk;    /* of constraints */
+    uint64_t *allowed;       /* [vocab] bits */
     struct k3_outcome *outcome; /* one per slot */
     uint16_t *guess;         /* [n_experts]: distinct ones of a layer */
     uint8_t *guessed;        /* [n_experts] */

@@ -63,7 +63,8 @@ uint64_t k3_request_bytes(const struct k3_submit *sub, uint32_t vocab)
     return sizeof(struct k3_request) +
            ((uint64_t)sub->n_prompt + sub->max_tokens + sub->n_stop + 1) * sizeof(uint32_t) +
            sub->sampling.n_bias * sizeof(struct k3_bias) + logprobs_bytes(sub) +
-           (sub->logits ? (uint64_t)vocab * sizeof(float) : 0);
+           (sub->logits ? (uint64_t)vocab * sizeof(float) : 0) +
+           (sub->constraint ? k3_constraint_bytes(sub->constraint) : 0);
 }
 
 /* A sampling of the request's own. */
@@ -82,7 +83,7 @@ static bool copy_sampling(struct k3_request *r, const struct k3_submit *sub)
     return r->logprobs || !logprobs_bytes(sub);
 }
 
-int k3_request_new(struct k3_request **out, const struct k3_submit *sub, uint32_t vocab, struct k3_err *err)
+int k3_request_new(struct k3_request **out, struct k3_submit *sub, uint32_t vocab, struct k3_err *err)
 {
     struct k3_request *r = calloc(1, sizeof(*r));
 
@@ -108,6 +109,8 @@ int k3_request_new(struct k3_request **out, const struct k3_submit *sub, uint32_
     memcpy(r->point, sub->point, sizeof(r->point));
     r->n_points = sub->n_points;
     r->kept_bytes = k3_request_bytes(sub, vocab);
+    r->constraint = sub->constraint;
+    sub->constraint = NULL;
     *out = r;
     return 0;
 no_memory:
@@ -125,6 +128,7 @@ void k3_request_free(struct k3_request *r)
     free(r->logits);
     free(r->logprobs);
     free((void *)(uintptr_t)r->sampling.bias); /* const for everybody else */
+    k3_constraint_free(r->constraint);
     free(r);
 }
 

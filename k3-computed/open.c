@@ -192,6 +192,7 @@ void k3_computed_close(struct k3_computed *c)
     k3_pass_free(c->pass);
     k3_team_free(c->team);
     k3_model_close(c->model);
+    k3_vocab_free(c->vocab);
     k3_daemon_close(c->daemon);
 }
 

@@ -11,8 +11,9 @@
  * is falling value, above the id. */
 struct k3_sampler {
     uint32_t vocab;
+    uint32_t n_all;   /* candidates: those that are allowed */
     uint32_t n_heap;  /* key[0..n_heap): binary heap, smallest first */
-                      /* key[n_heap..vocab): what was taken from it, the first taken at the very end */
+                      /* key[n_heap..n_all): what was taken from it, the first taken at the very end */
     uint64_t *key;
     double *weight;   /* by id */
     float *adjusted;  /* by id: the logits that a request's bias and penalties make */
@@ -205,7 +206,7 @@ static void sift_down(uint64_t *key, uint32_t n, uint32_t i)
 /* Candidate number i of the order.  Only what is asked for gets sorted: usually some dozens of 163,840. */
 static uint64_t candidate(struct k3_sampler *s, uint32_t i)
 {
-    while (s->vocab - s->n_heap <= i) {
+    while (s->n_all - s->n_heap <= i) {
         uint64_t top = s->key[0];
 
         s->n_heap--;
@@ -214,7 +215,12 @@ static uint64_t candidate(struct k3_sampler *s, uint32_t i)
             sift_down(s->key, s->n_heap, 0);
         s->key[s->n_heap] = top;
     }
-    return s->key[s->vocab - 1 - i];
+    return s->key[s->n_all - 1 - i];
+}
+
+static bool is_allowed(const uint64_t *allowed, uint32_t id)
+{
+    return !allowed || (allowed[id / 64] >> id % 64 & 1);
 }
 
 static double candidate_weight(struct k3_sampler *s, uint32_t i)
@@ -223,13 +229,13 @@ static double candidate_weight(struct k3_sampler *s, uint32_t i)
 }
 
 /* Weight of the first n_kept candidates, added in ascending id. */
-static double prefix_weight(struct k3_sampler *s, const float *logits, uint32_t n_kept)
+static double prefix_weight(struct k3_sampler *s, const float *logits, const uint64_t *allowed, uint32_t n_kept)
 {
-    uint64_t last = n_kept < s->vocab ? candidate(s, n_kept - 1) : UINT64_MAX;
+    uint64_t last = n_kept < s->n_all ? candidate(s, n_kept - 1) : UINT64_MAX;
     double sum = 0;
 
     for (uint32_t id = 0; id < s->vocab; id++)
-        if (last == UINT64_MAX || key_of(logits[id], id) <= last)
+        if (is_allowed(allowed, id) && (last == UINT64_MAX || key_of(logits[id], id) <= last))
             sum += s->weight[id];
     return sum;
 }
@@ -322,32 +328,37 @@ void k3_sampler_logprobs(const struct k3_sampler *s, const float *logits, uint32
 int k3_sampler_pick(struct k3_sampler *s, const float *logits, const struct k3_sampling *p, uint64_t token_index,
                     uint32_t *token, struct k3_err *err)
 {
-    uint32_t best = 0, n_kept = s->vocab;
+    uint32_t best = UINT32_MAX, n_kept;
     double target, sum;
 
     for (uint32_t id = 0; id < s->vocab; id++) {
         if (!finite_bits(logits[id]))
             return k3_untrusted(err, -EDOM, "logits are not finite: id %u has %g at generated token %llu", id,
                                 (double)logits[id], (unsigned long long)token_index);
-        if (logits[id] > logits[best])
+        if (is_allowed(p->allowed, id) && (best == UINT32_MAX || logits[id] > logits[best]))
             best = id;
     }
+    if (best == UINT32_MAX)
+        return k3_fail(err, -ENOENT, "no id may come at generated token %llu: a constraint without a way on", (unsigned long long)token_index);
     *token = best;
     if (p->temperature == 0)
         return 0;
 
+    s->n_all = 0;
     for (uint32_t id = 0; id < s->vocab; id++) {
-        s->key[id] = key_of(logits[id], id);
+        if (!is_allowed(p->allowed, id))
+            continue;
+        s->key[s->n_all++] = key_of(logits[id], id);
         s->weight[id] = k3_sampling_exp(((double)logits[id] - (double)logits[best]) / p->temperature);
     }
-    s->n_heap = s->vocab;
-    for (uint32_t i = s->vocab / 2; i-- > 0;)
-        sift_down(s->key, s->vocab, i);
+    s->n_heap = n_kept = s->n_all;
+    for (uint32_t i = s->n_all / 2; i-- > 0;)
+        sift_down(s->key, s->n_all, i);
 
     if (p->top_k && p->top_k < n_kept)
         n_kept = p->top_k;
     if (p->top_p < 1) {
-        target = p->top_p * prefix_weight(s, logits, n_kept);
+        target = p->top_p * prefix_weight(s, logits, p->allowed, n_kept);
         sum = 0;
         for (uint32_t i = 0; i < n_kept; i++) {
             sum += candidate_weight(s, i);
@@ -360,7 +371,7 @@ int k3_sampler_pick(struct k3_sampler *s, const float *logits, const struct k3_s
             if (candidate_weight(s, i) < p->min_p)
                 n_kept = i;
 
-    target = k3_sampling_uniform(p->seed, token_index) * prefix_weight(s, logits, n_kept);
+    target = k3_sampling_uniform(p->seed, token_index) * prefix_weight(s, logits, p->allowed, n_kept);
     sum = 0;
     for (uint32_t i = 0; i < n_kept; i++) {
         *token = (uint32_t)candidate(s, i);

@@ -50,6 +50,7 @@ struct k3_sampling {
     const struct k3_bias *bias; /* each id once; borrowed */
     uint32_t n_bias;
     uint32_t n_logprobs;        /* entries for each token: its own and the n_logprobs - 1 best; 0 = none */
+    const uint64_t *allowed;    /* a bit for each id: only these are candidates; NULL: all are */
 };
 
 /* -EINVAL and exit 2 with the name of the parameter, its value and what would be right. */
@@ -65,7 +66,7 @@ uint64_t k3_sampler_bytes(uint32_t vocab);
 const float *k3_sampler_adjust(struct k3_sampler *s, const float *logits, const struct k3_sampling *p,
                                const uint32_t *generated, uint64_t n_generated);
 /* token_index counts the generated tokens of the answer from 0.  -EDOM with words and exit 4 when a logit is not
- * finite: never a token then. */
+ * finite, allowed or not: never a token then.  -ENOENT when no id is allowed. */
 int k3_sampler_pick(struct k3_sampler *s, const float *logits, const struct k3_sampling *p, uint64_t token_index,
                     uint32_t *token, struct k3_err *err);
 

@@ -210,6 +210,7 @@ void k3_computed_submit_free(struct k3_submit *s)
     free((void *)(uintptr_t)s->generated);
     free((void *)(uintptr_t)s->stop);
     free((void *)(uintptr_t)s->sampling.bias);
+    k3_constraint_free(s->constraint);
     *s = (struct k3_submit){ .n_prompt = 0 };
 }
 
@@ -230,7 +231,9 @@ static int submit(struct k3_computed *c, const cJSON *request, cJSON *reply, str
     rc = k3_computed_submit_parse(request, &s, err);
     if (rc < 0)
         return rc;
-    rc = k3_engine_submit(c->engine, &s, k3_daemon_draining(c->daemon), &known, err);
+    rc = k3_computed_constrain(c, request, &s, err);
+    if (rc == 0)
+        rc = k3_engine_submit(c->engine, &s, k3_daemon_draining(c->daemon), &known, err);
     k3_computed_submit_free(&s);
     if (rc < 0)
         return rc;

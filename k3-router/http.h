@@ -297,6 +297,7 @@ struct k3_http_job {
     struct k3_answer answer;
     bool thinking;             /* the prompt leaves the think channel open */
     uint32_t max_calls;
+    struct k3_buf constraint;  /* of the answer, as JSON; empty: none */
     size_t n_reasoning;        /* tokens */
     int64_t created;           /* seconds since 1970 */
     char fingerprint[24];      /* "" not known */

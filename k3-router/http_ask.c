@@ -123,6 +123,7 @@ static void job_release(struct k3_http_job *j)
         k3_buf_free(&first[i].piece);
     }
     k3_http_common_free(&first->c);
+    k3_buf_free(&first->constraint);
     free(first);
     k3_http_req_unref(q);
 }
@@ -353,6 +354,7 @@ static int make_ask(struct k3_http_job *j, const struct k3_ids *prompt, struct k
         params.n_points = 1;
         params.point[0] = (uint32_t)prompt->n - 1;
     }
+    params.constraint = j->first->constraint.len_bytes > 1 ? j->first->constraint.bytes : NULL; /* a NUL is always there */
     if (rc == 0)
         rc = k3_ask_new(&j->ask, &own, &params, stop.id, stop.n, shown(j), r->state_dir, err);
     k3_ids_free(&own);
@@ -486,6 +488,7 @@ static void post(struct k3_http_req *q, enum k3_http_api api, int (*known)(struc
         admit(q, j, &prompt);
     } else {
         k3_http_common_free(&j->c);
+        k3_buf_free(&j->constraint);
         free(j);
     }
     k3_ids_free(&prompt);
@@ -576,6 +579,10 @@ static int chat_prompt(struct k3_http_req *q, const struct k3_json *o, struct k3
     if (j) {
         j->thinking = chat.starts_thinking;
         j->max_calls = chat.max_calls;
+        if (rc == 0 && (k3_chat_request_constraint(&chat, r->t, &j->constraint) < 0 || k3_buf_append(&j->constraint, "", 1) < 0)) {
+            k3_http_error(q, 503, NULL, NULL, "no memory");
+            rc = -ENOMEM;
+        }
     }
     k3_chat_request_free(&chat);
     return rc;

@@ -103,6 +103,9 @@ int k3_ask_new_as(struct k3_ask *a, const char *id, struct k3_ids *prompt, const
     cJSON_AddBoolToObject(s, "logits", p->logits);
     if (p->n_points && !add_ids(s, "snapshot_points", p->point, p->n_points))
         return k3_fail(err, -ENOMEM, "request: no memory");
+    if (p->constraint && !cJSON_AddRawToObject(s, "constraint", p->constraint))
+        return k3_fail(err, -ENOMEM, "request: no memory for its constraint");
+    a->params.constraint = NULL;
     if (!add_adjustments(s, p) || !add_ids(s, "stop_ids", stop_ids, n_stop_ids) || !add_ids(s, "prompt_ids", a->prompt.id, a->prompt.n))
         return k3_fail(err, -ENOMEM, "request: no memory for %zu ids", a->prompt.n);
     return k3_journal_create(&a->journal, state_dir, a->id, a->head, err);

@@ -31,6 +31,7 @@ struct k3_ask_params {
     const char *logit_bias; /* JSON, [[id,value],..]; NULL none; borrowed for k3_ask_new */
     uint32_t n_logprobs;    /* for each token: its own and the n_logprobs - 1 best; 0 none */
     uint32_t point[K3_ASK_POINTS], n_points; /* snapshot_points (ipc/msg.h) */
+    const char *constraint; /* JSON for k3-computed (constrain/constraint.h), borrowed until the request is made; NULL: none */
 };
 
 enum k3_ask_end { K3_ASK_RUNNING, K3_ASK_STOP, K3_ASK_LENGTH, K3_ASK_CANCELLED };

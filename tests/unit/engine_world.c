@@ -140,10 +140,11 @@ struct k3_submit k3_ew_sampled(unsigned id)
 
 void k3_ew_must_submit(struct k3_ew *ew, const struct k3_submit *s)
 {
+    struct k3_submit own = *s;
     struct k3_err err = K3_ERR_INIT;
     bool known;
 
-    if (k3_engine_submit(ew->e, s, false, &known, &err) < 0)
+    if (k3_engine_submit(ew->e, &own, false, &known, &err) < 0)
         die("submit", err.text);
     if (known)
         die("submit", "known already");

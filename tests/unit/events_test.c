@@ -76,7 +76,7 @@ static void submit_is_checked(void **state)
     refused(&s, 20, -EINVAL, "temperature -1");
 }
 
-static struct k3_request *make(const struct k3_submit *s)
+static struct k3_request *make(struct k3_submit *s)
 {
     struct k3_err err = K3_ERR_INIT;
     struct k3_request *r = NULL;

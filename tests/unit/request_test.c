@@ -102,7 +102,7 @@ static bool interrupted(void *arg)
 static void new_ask(struct k3_ask *a, bool logits)
 {
     static const uint32_t prompt[] = { 11, 12, 13 }, stop[] = { 2 };
-    struct k3_ask_params p = { .max_tokens = 8, .seed = UINT64_MAX, .temperature = 0, .top_p = 1, .logits = logits };
+    struct k3_ask_params p = { .max_tokens = 8, .seed = UINT64_MAX, .temperature = 0, .top_p = 1, .logits = logits, .constraint = "{\"start\":\"think\"}" };
     struct k3_ids ids = { 0 };
     struct k3_err err = K3_ERR_INIT;
 
@@ -184,6 +184,7 @@ static void test_answer(void **state)
     s.ids.n = 0;
     assert_int_equal(k3_ask_resume(&again, id, dir, &err), 0);
     assert_int_equal(again.params.seed, UINT64_MAX);
+    assert_non_null(cJSON_GetObjectItem(cJSON_GetObjectItem(again.submit, "constraint"), "start"));
     assert_int_equal(k3_ask_run(&again, &(struct k3_ask_peer){ "/nonexistent", "x", 0, NULL, NULL },
                                 &(struct k3_ask_hooks){ &s, on_token, NULL, NULL, NULL, NULL }, &err), 0);
     assert_ids_text(&s.ids, "[7,8,2]", "from the journal");
@@ -219,6 +220,7 @@ static void test_restarts(void **state)
     assert_int_equal(s.n_notices, 2);
     assert_string_equal(s.notice, "k3-computed went away; waiting for it; 3 tokens are safe");
     assert_non_null(strstr(last_submit, "\"generated_ids\":[7,8,9]"));
+    assert_non_null(strstr(last_submit, "\"constraint\":{\"start\":\"think\"}"));
     assert_non_null(strstr(last_submit, "\"model_digest\":\"1111111122222222\""));
     k3_ask_free(&a);
     seen_free(&s);

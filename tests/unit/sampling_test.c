@@ -581,6 +581,43 @@ static void adjustments_are_checked(void **state)
                                        .repeat_penalty = 10, .bias = twice, .n_bias = 2 }, 8, &err), 0);
 }
 
+/* What is not allowed is as if it were not there: the same draws as from a vocabulary without it. */
+static void only_allowed_ids_are_candidates(void **state)
+{
+    enum { N = 300, N_HALF = N / 2 };
+    static const struct k3_sampling how[] = {
+        { .temperature = 0, .top_p = 1 }, { .temperature = 1, .top_p = 1 }, { .temperature = 2, .top_p = 0.9 },
+        { .temperature = 1, .top_p = 1, .top_k = 7 }, { .temperature = 1.5, .top_p = 0.8, .min_p = 0.05, .top_k = 40 },
+    };
+    uint64_t odd[N / 64 + 1] = { 0 }, none[N / 64 + 1] = { 0 };
+    float logits[N], half[N_HALF];
+    struct k3_err err = K3_ERR_INIT;
+    struct k3_sampler *s = NULL;
+    uint32_t token;
+
+    (void)state;
+    make_logits(logits, N, 3);
+    for (uint32_t i = 0; i < N; i++) {
+        odd[i / 64] |= (i % 2ull) << i % 64;
+        half[i / 2] = logits[i]; /* the odd one is written last */
+    }
+    for (size_t k = 0; k < sizeof(how) / sizeof(how[0]); k++)
+        for (uint64_t index = 0; index < 400; index++) {
+            struct k3_sampling p = how[k];
+
+            p.seed = 5;
+            token = pick(half, N_HALF, p, index);
+            p.allowed = odd;
+            assert_int_equal(pick(logits, N, p, index), 2 * token + 1);
+        }
+    assert_int_equal(k3_sampler_new(&s, N, &err), 0);
+    assert_int_equal(k3_sampler_pick(s, logits, &(struct k3_sampling){ .top_p = 1, .allowed = none }, 4, &token, &err), -ENOENT);
+    assert_non_null(strstr(err.text, "no id may come at generated token 4"));
+    logits[0] = NAN; /* not allowed, and still no answer can be trusted */
+    assert_int_equal(k3_sampler_pick(s, logits, &(struct k3_sampling){ .top_p = 1, .allowed = odd }, 0, &token, &err), -EDOM);
+    k3_sampler_free(s);
+}
+
 static void parameters_are_checked(void **state)
 {
     static const struct { struct k3_sampling p; const char *words; } bad[] = {
@@ -609,7 +646,8 @@ int main(void)
         cmocka_unit_test(filters_keep_what_they_say), cmocka_unit_test(distribution_is_right),
         cmocka_unit_test(equals_the_definition), cmocka_unit_test(seeds_keep_their_tokens),
         cmocka_unit_test(other_seeds_and_indices_differ), cmocka_unit_test(not_finite_is_never_a_token),
-        cmocka_unit_test(released_vocabulary), cmocka_unit_test(parameters_are_checked),
+        cmocka_unit_test(released_vocabulary), cmocka_unit_test(only_allowed_ids_are_candidates),
+        cmocka_unit_test(parameters_are_checked),
         cmocka_unit_test(nothing_asked_changes_nothing), cmocka_unit_test(adjusted_by_hand),
         cmocka_unit_test(bias_bans_and_forces), cmocka_unit_test(penalties_pick_by_hand),
         cmocka_unit_test(not_finite_stays_so), cmocka_unit_test(log_is_exact_enough),
