@@ -91,7 +91,8 @@ void k3_http_send(struct k3_http_req *q, const char *bytes, size_t len_bytes)
         q->out.len_bytes -= q->sent;
         q->sent = 0;
     }
-    if (q->out.len_bytes - q->sent + len_bytes > K3_HTTP_OUT_MAX || k3_buf_append(&q->out, bytes, len_bytes) < 0)
+    /* A plain reply comes in one piece, however slow its reader is. */
+    if ((q->stream && q->out.len_bytes - q->sent + len_bytes > K3_HTTP_OUT_MAX) || k3_buf_append(&q->out, bytes, len_bytes) < 0)
         atomic_store(&q->gone, true); /* it does not read */
     q->out_ns = k3_now_ns();
     k3_http_wake(q);

@@ -348,7 +348,7 @@ void *k3_http_prepare_thread(void *arg)
         k3_buf_free(&q->body);
         pthread_mutex_lock(&h->lock);
         h->body_bytes -= q->body_bytes;
-        q->body_bytes = q->n_prompt * sizeof(uint32_t); /* what is left of it: the ids */
+        q->body_bytes = q->kept_bytes; /* what is left of it */
         h->body_bytes += q->body_bytes;
         if (q->phase == K3_HTTP_PREPARING)
             k3_http_ready(q);
