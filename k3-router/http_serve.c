@@ -366,6 +366,7 @@ static void log_request(struct k3_http_req *q, enum MHD_RequestTerminationCode w
 {
     double seconds = (double)(k3_now_ns() - q->start_ns) / 1e9;
     const char *end = q->end;
+    bool watching; /* somebody looks at the page: a line a second would be too much */
 
     if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK)
         end = why == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED ? "client_silent" : why == MHD_REQUEST_TERMINATED_DAEMON_SHUTDOWN
@@ -376,7 +377,8 @@ static void log_request(struct k3_http_req *q, enum MHD_RequestTerminationCode w
         k3_http_count(q->h, q->status == 429 ? K3_HS_BUSY : q->status < 500 ? K3_HS_REFUSED : K3_HS_FAILED, 1);
     if (q->status == 0)
         q->status = 499; /* nobody was left to be told */
-    k3_log(K3_LOG_INFO, "request", "method=%s path=%s status=%d prompt=%zu generated=%zu seconds=%.3f%s%s", q->method, q->path,
+    watching = q->status < 400 && q->route && (q->route == &page || q->route->fn == k3_http_get_stats);
+    k3_log(watching ? K3_LOG_DEBUG : K3_LOG_INFO, "request", "method=%s path=%s status=%d prompt=%zu generated=%zu seconds=%.3f%s%s", q->method, q->path,
            q->status, q->n_prompt, q->n_generated, seconds, end[0] ? " end=" : "", end);
 }
 

@@ -7,6 +7,7 @@ import { exportText, requestMessages, settingsFields } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
 const SAVE_MS = 1000;
+const SAY_CHARS = 2000; /* of an answer that is read aloud; the rest is in the messages */
 const CURRENT = "k3.current";
 
 export function startChat(page) {
@@ -262,7 +263,7 @@ class Chat {
         if (this.c === c) {
             this.messages.show(c.messages);
             this.showState();
-            this.say({ done: "The answer is complete", length: "The answer reached its greatest length", stopped: "Stopped" }[m.state] ??
+            this.say({ done: `The answer: ${m.content.slice(0, SAY_CHARS)}`, length: "The answer reached its greatest length", stopped: "Stopped" }[m.state] ??
                      `The answer failed: ${m.error}`);
         }
         this.showList();

@@ -48,7 +48,7 @@ head_of() { # head_of PATH [CURL OPTION...]: status line and headers, in lower c
         done
         [[ $output =~ etag:\ \"[0-9a-f]{32}\" ]]
     done
-    run grep -nE "(https?:)?//[a-z]|<style|style=|on[a-z]+=\"|<script>" "$ROOT/k3-router/web/index.html"
+    run grep -nE "(https?:)?//[a-z]|<style|style=| on[a-z]+=\"|<script>" "$ROOT/k3-router/web/index.html"
     [ "$status" -eq 1 ]
 }
 @test "what is known is not sent again; HEAD and methods" {
@@ -92,8 +92,15 @@ head_of() { # head_of PATH [CURL OPTION...]: status line and headers, in lower c
         (.trunk.drives | length) >= 1 and (.trunk.ring_filled_bytes >= 0) and .trunk.at_ns > 0 and
         ([.members[] | .alive and (.failed | not) and .private_bytes > 0] | all) and (.members | length) == 4' <<<"$got"
     jq -e '(.machine.experts.layer_demands | add) <= .daemons["k3-expertd"].stats.demands.value and .now_ns > .machine.trunk.at_ns' <<<"$got"
-    run ctl info router --json
-    [[ $output == *address* ]]
+}
+@test "who looks at the page does not fill the log; what is refused is in it" {
+    [[ $(head_of /web/x.js | head -1) == 'http/1.1 401 unauthorized' ]]
+    ask /v1/k3/stats '' -H "Authorization: Bearer $KEY" >/dev/null
+    ask /v1/models '' -H "Authorization: Bearer $KEY" >/dev/null
+    server_says 'event=request method=GET path=/v1/models status=200' 10
+    grep -q 'event=request method=GET path=/web/x.js status=401' "$SERVER_LOG"
+    run grep -E 'path=/(web/\{file\}|web/\?file\?|v1/k3/stats) status=(200|304)' "$SERVER_LOG"
+    [ "$status" -eq 1 ]
 }
 @test "events, Markdown, conversations and rates, in node" {
     command -v node >/dev/null || skip "node is not installed"
