@@ -242,6 +242,8 @@ int k3_exchange_new(struct k3_exchange *x, struct k3_router *r, struct k3_prompt
     rc = p->id ? go_on(x, p, err) : 1;
     if (rc > 0)
         rc = parameters(r, p, &params, err);
+    if (rc == 0 && !x->ask.id[0] && r->mode == K3_ANSWER_CHAT)
+        params.n_points = k3_chat_points(r->chat, &p->ids, params.point);
     if (rc == 0 && !x->ask.id[0])
         rc = k3_router_stop_ids(r, &stop, err);
     if (rc == 0 && !x->ask.id[0]) {

@@ -21,11 +21,17 @@
 #include "k3-router/buf.h"
 #include "k3-router/journal.h"
 
+#define K3_ASK_POINTS 4u
 struct k3_ask_params {
     uint64_t max_tokens, seed;
     double temperature, top_p, min_p;
     uint32_t top_k;
     bool logits;
+    double presence_penalty, frequency_penalty, repeat_penalty; /* as the others, ipc/msg.h; repeat_penalty 0: 1 */
+    const char *logit_bias; /* JSON, [[id,value],..]; NULL none; borrowed for k3_ask_new */
+    uint32_t n_logprobs;    /* for each token: its own and the n_logprobs - 1 best; 0 none */
+    uint32_t point[K3_ASK_POINTS], n_points; /* snapshot_points (ipc/msg.h) */
+    const char *constraint; /* JSON for k3-computed (constrain/constraint.h), borrowed until the request is made; NULL: none */
 };
 
 enum k3_ask_end { K3_ASK_RUNNING, K3_ASK_STOP, K3_ASK_LENGTH, K3_ASK_CANCELLED };
@@ -39,10 +45,12 @@ struct k3_ask {
     cJSON *submit; /* what is sent, without generated_ids; part of the journal's head */
     cJSON *head;   /* owner of submit */
     struct k3_ids prompt, generated;
+    struct k3_logprobs logprobs; /* of each generated one, when asked for */
     struct k3_ask_params params;
     struct k3_journal journal;
     struct k3_ask_model model; /* of the journal: no other one goes on with the answer */
     bool resumed, has_logits;
+    size_t n_cached; /* of the prompt, not computed for the first token of this run */
     enum k3_ask_end end;
     int64_t stop_id; /* -1 none */
     uint64_t start_ns, first_ns, end_ns;

@@ -52,6 +52,10 @@ static int put_answer(struct k3_buf *out, const struct k3_exchange *x)
     rc |= k3_buf_json_ids(out, &a->prompt);
     rc |= k3_buf_puts(out, ",\"generated_ids\":");
     rc |= k3_buf_json_ids(out, &a->generated);
+    if (a->logprobs.n_each) {
+        rc |= k3_buf_puts(out, ",\"logprobs\":");
+        rc |= k3_logprobs_json(&a->logprobs, out);
+    }
     rc |= put_text(out, "text", x->answer.t != NULL, &x->answer.text);
     rc |= put_text(out, "reasoning", x->answer.mode == K3_ANSWER_CHAT, &x->answer.thinking);
     rc |= put_calls(out, x);
@@ -61,9 +65,10 @@ static int put_answer(struct k3_buf *out, const struct k3_exchange *x)
 
 static int put_usage(struct k3_buf *out, const struct k3_ask *a)
 {
-    return k3_buf_printf(out, ",\"usage\":{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu},\"seed\":\"%llu\","
+    return k3_buf_printf(out, ",\"usage\":{\"prompt_tokens\":%zu,\"cached_tokens\":%zu,\"completion_tokens\":%zu,"
+                         "\"total_tokens\":%zu},\"seed\":\"%llu\","
                          "\"temperature\":%.10g,\"timing\":{\"first_token_s\":%.6f,\"total_s\":%.6f,\"tokens_per_s\":%.3f}",
-                         a->prompt.n, a->generated.n, a->prompt.n + a->generated.n, (unsigned long long)a->params.seed,
+                         a->prompt.n, a->n_cached, a->generated.n, a->prompt.n + a->generated.n, (unsigned long long)a->params.seed,
                          a->params.temperature, seconds(a->start_ns, a->first_ns),
                          seconds(a->start_ns, a->end_ns ? a->end_ns : k3_now_ns()), k3_ask_rate(a));
 }
