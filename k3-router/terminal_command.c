@@ -118,7 +118,7 @@ static int run_save(struct k3_terminal *t, const char *arg, struct k3_err *err)
     int rc;
 
     arg += replace ? 3 + strspn(arg + 3, " ") : 0;
-    if (!*arg) {
+    if (!*arg || strcmp(arg, "-f") == 0) {
         say("/save FILE (-f FILE: also where there is one)\n");
         return 0;
     }

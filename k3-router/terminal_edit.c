@@ -190,6 +190,21 @@ static int put_entry(struct k3_buf *b, const char *text, size_t len_bytes)
     return rc | k3_buf_puts(b, "\n");
 }
 
+/* Opens the file and has it for itself; it is still the one of that name.  -1: it cannot be had. */
+static int open_history(const char *path)
+{
+    struct stat st;
+
+    for (;;) {
+        int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+        if (fd < 0)
+            return -1;
+        if (flock(fd, LOCK_EX) == 0 && fstat(fd, &st) == 0 && st.st_nlink > 0)
+            return fd;
+        close(fd); /* somebody has put a shorter one in its place */
+    }
+}
+
 /* Leaves the newest entries: a new file takes the place of the old one. */
 static void shorten(struct k3_edit *e)
 {
@@ -211,11 +226,20 @@ static void shorten(struct k3_edit *e)
 
 static void load_history(struct k3_edit *e)
 {
+    int fd = open_history(e->path);
     struct k3_buf b = { 0 };
+    struct stat st = { 0 };
+    bool large;
 
-    if (access(e->path, F_OK) == 0 && k3_file_read(&b, e->path, HISTORY_BYTES_MAX, NULL) == 0 &&
-        k3_history_parse(b.bytes, b.len_bytes, enter, e->history) > 2 * HISTORY_ENTRIES)
+    if (fd < 0)
+        return;
+    large = fstat(fd, &st) == 0 && st.st_size > HISTORY_BYTES_MAX;
+    if (large)
+        lseek(fd, -(off_t)HISTORY_BYTES_MAX, SEEK_END);
+    if (k3_file_read_fd(&b, fd, e->path, HISTORY_BYTES_MAX, NULL) == 0 &&
+        (k3_history_parse(b.bytes, b.len_bytes, enter, e->history) > 2 * HISTORY_ENTRIES || large))
         shorten(e);
+    close(fd);
     k3_buf_free(&b);
 }
 
@@ -224,19 +248,21 @@ void k3_edit_remember(struct k3_edit *e, const char *text, size_t len_bytes)
 {
     struct k3_buf b = { 0 };
     char *copy = strndup(text, len_bytes), last = '\n';
-    int fd = open(e->path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     struct stat st;
+    int fd = -1;
 
     if (copy && strlen(copy) == len_bytes) {
         enter(e->history, (struct k3_text){ copy, len_bytes });
-        if (fd >= 0 && flock(fd, LOCK_EX) == 0 && fstat(fd, &st) == 0 && st.st_size > 0 && pread(fd, &last, 1, st.st_size - 1) != 1)
+        fd = open_history(e->path);
+    }
+    if (fd >= 0) {
+        if (fstat(fd, &st) < 0 || st.st_size == 0 || pread(fd, &last, 1, st.st_size - 1) != 1)
             last = '\n';
-        if (fd >= 0 && (last == '\n' || k3_buf_puts(&b, "\n") == 0) && put_entry(&b, text, len_bytes) == 0 &&
+        if ((last == '\n' || k3_buf_puts(&b, "\n") == 0) && put_entry(&b, text, len_bytes) == 0 &&
             write(fd, b.bytes, b.len_bytes) > 0)
             fdatasync(fd);
-    }
-    if (fd >= 0)
         close(fd);
+    }
     free(copy);
     k3_buf_free(&b);
 }

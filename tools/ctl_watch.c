@@ -409,7 +409,7 @@ int k3_ctl_watch(const struct k3_ctl_opt *o, struct k3_ctl_names *names, struct 
     k3_ctl_look_free(&w.now);
     k3_screen_open(&screen);
     do {
-        enum k3_screen_event event;
+        enum k3_screen_event event = K3_SCREEN_QUIT;
         uint64_t due = k3_now_ns() + (uint64_t)(o->watch_s * 1e9), now;
 
         look(&w);

@@ -270,6 +270,49 @@ static void other_files_are_left_alone(void **state)
     }
 }
 
+/* ---- the object ---- */
+
+static void an_object_has_the_calls_that_are_complete(void **state)
+{
+    struct k3_answer_call call[2] = { { .complete = false }, { .complete = true } };
+    struct k3_exchange x = { .ask = K3_ASK_INIT };
+    struct k3_line_tag tag = { 3, 0xab, "\"mine\"" };
+    struct k3_buf b = { 0 };
+    struct k3_json_doc d;
+    const struct k3_json *calls, *v;
+
+    (void)state;
+    strcpy(x.ask.id, "0123456789abcdef0123456789abcdef");
+    x.ask.end = K3_ASK_STOP;
+    k3_buf_puts(&call[0].name, "torn");
+    k3_buf_puts(&call[1].name, "f");
+    k3_buf_puts(&call[1].arguments, "{\"a\":1}");
+    k3_answer_open(&x.answer, router.t, K3_ANSWER_CHAT, false, NULL, 0, NULL, NULL);
+    x.answer.call = call;
+    x.answer.n_calls = 2;
+    x.answer.n_complete = 1;
+    assert_int_equal(k3_exchange_json(&x, &tag, NULL, &b), 0);
+    assert_int_equal(k3_json_parse(&d, b.bytes, b.len_bytes, NULL), 0);
+    calls = k3_json_get(d.node, "tool_calls");
+    assert_int_equal(calls->n, 1);
+    assert_true(k3_text_is(k3_json_get(calls->child, "id")->text, "call_0123456789abcdef01230001"));
+    v = k3_json_get(calls->child, "function");
+    assert_true(k3_text_is(k3_json_get(v, "name")->text, "f"));
+    assert_true(k3_text_is(k3_json_get(v, "arguments")->text, "{\"a\":1}"));
+    assert_true(k3_text_is(k3_json_get(d.node, "finish_reason")->text, "tool_calls"));
+    assert_true(k3_text_is(k3_json_get(d.node, "id")->text, "mine"));
+    assert_true(k3_text_is(k3_json_get(d.node, "crc")->text, "000000ab"));
+    x.answer.call = NULL;
+    x.answer.n_calls = 0;
+    k3_answer_close(&x.answer);
+    for (size_t i = 0; i < 2; i++) {
+        k3_buf_free(&call[i].name);
+        k3_buf_free(&call[i].arguments);
+    }
+    k3_json_free(&d);
+    k3_buf_free(&b);
+}
+
 static int open_world(void **state)
 {
     struct k3_err err = K3_ERR_INIT;
@@ -301,7 +344,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ends_of_lines),          cmocka_unit_test(a_body_is_honoured),
         cmocka_unit_test(a_bad_body_is_refused_by_name), cmocka_unit_test(a_torn_line_is_cut_off),
-        cmocka_unit_test(other_files_are_left_alone),
+        cmocka_unit_test(other_files_are_left_alone), cmocka_unit_test(an_object_has_the_calls_that_are_complete),
     };
 
     return cmocka_run_group_tests(tests, open_world, close_world);
