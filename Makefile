@@ -20,7 +20,7 @@ LIBS := -luring -lnuma -lnng -lcjson -lpcre2-8 -ledit -lmicrohttpd -lpthread -lm
 
 DAEMONS := k3-trunkd k3-expertd k3-computed k3-router k3-keeper
 TOOLS := $(patsubst tools/%.c,%,$(wildcard tools/k3*.c))
-LIB_SRC := $(wildcard ipc/*.c shm/*.c model/*.c io/*.c)
+LIB_SRC := $(wildcard ipc/*.c shm/*.c model/*.c io/*.c constrain/*.c)
 DAEMON_SRC := $(filter-out %/main.c,$(wildcard $(addsuffix /*.c,$(DAEMONS))))
 TOOL_LIB_SRC := $(filter-out tools/k3%.c,$(wildcard tools/*.c))
 ALL_SRC := $(LIB_SRC) $(DAEMON_SRC) $(TOOL_LIB_SRC)
@@ -45,7 +45,17 @@ $(B)/%.o: %.c Makefile
 	@echo '  CC   $<'
 	$(Q)$(CC) $(CPPFLAGS) $(ALL_CFLAGS) $(ISA) -MMD -MP -c -o $@ $<
 
-ALL_OBJ := $(ALL_SRC:%.c=$(B)/%.o)
+# The page is part of k3-router.  The folder is among what it depends on, so that a file that is removed leaves it.
+WEB := $(sort $(wildcard k3-router/web/*.html k3-router/web/*.css k3-router/web/*.js k3-router/web/*.svg))
+$(B)/k3-router/web_files.c: k3-router/embed $(WEB) k3-router/web
+	@mkdir -p $(@D)
+	@echo '  EMBED $@'
+	$(Q)k3-router/embed $(WEB) >$@.new && mv $@.new $@
+$(B)/k3-router/web_files.o: $(B)/k3-router/web_files.c Makefile
+	@echo '  CC   $<'
+	$(Q)$(CC) $(CPPFLAGS) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
+
+ALL_OBJ := $(ALL_SRC:%.c=$(B)/%.o) $(B)/k3-router/web_files.o
 $(B)/libk3.a: $(ALL_OBJ)
 	@rm -f $@
 	@echo '  AR   $@'

@@ -1,9 +1,12 @@
 /* k3-computed/computed.h: the daemon's own struct and the prototypes between its files (private here).
  *
  *   options.c  the command line            open.c   model, kernels, memory, peers, engine
- *   serve.c    requests as JSON, the loop  shm_source.c, embed.c   where the weights come from */
+ *   serve.c    requests as JSON, the loop  constrain.c  the constraint of a request
+ *   shm_source.c, embed.c   where the weights come from */
 #ifndef K3_COMPUTED_COMPUTED_H
 #define K3_COMPUTED_COMPUTED_H
+
+#include <pthread.h>
 
 #include "ipc/daemon.h"
 #include "ipc/msg.h"
@@ -18,7 +21,7 @@ struct k3_computed_options {
     struct k3_str_list devices;
     uint32_t numa_node;
     uint32_t ctx, sequences, batch_rows, threads, layers, prefetch; /* threads 0: the cores allowed; layers 0: all */
-    uint32_t requests_mb;
+    uint32_t requests_mb, snapshots;
     bool force_threads;
 };
 #define K3_BATCH_ROWS 512u /* by hand; k3-run gives what the plan says */
@@ -41,10 +44,12 @@ struct k3_computed {
     struct k3_meter meter;
     _Atomic bool abort;    /* ends the waits of the source: a stop, or a pass that nobody wants any more */
     _Atomic bool stop;     /* ends the engine */
+    pthread_mutex_t vocab_lock;
+    struct k3_vocab *vocab; /* the lock; NULL until a request has a constraint */
     uint64_t seen_expertd; /* generations met, at the last tick */
     char model_path[4096]; /* absolute: whoever asks may be in another directory */
 };
-#define K3_COMPUTED_INIT { .opt = K3_COMPUTED_OPTIONS_INIT }
+#define K3_COMPUTED_INIT { .opt = K3_COMPUTED_OPTIONS_INIT, .vocab_lock = PTHREAD_MUTEX_INITIALIZER }
 
 /* true: the program ends now with *status. */
 bool k3_computed_options(struct k3_computed_options *o, int argc, char **argv, int *status);
@@ -58,6 +63,8 @@ void k3_computed_answer(void *arg, const char *cmd, const cJSON *request, cJSON 
 /* The fields of a submit, types and ranges checked; the arrays are the caller's, to be freed.  serve.c */
 int k3_computed_submit_parse(const cJSON *request, struct k3_submit *out, struct k3_err *err);
 void k3_computed_submit_free(struct k3_submit *s);
+/* Makes s->constraint from the member of the request, when there is one, and takes it to where the generated ids end.  constrain.c */
+int k3_computed_constrain(struct k3_computed *c, const cJSON *request, struct k3_submit *s, struct k3_err *err);
 /* Control requests of its own: trace {action:"start", file:"absolute", lookahead:bool?} and {action:"stop", file?}.
  * serve.c */
 int k3_computed_ctl(void *arg, const char *cmd, const cJSON *request, cJSON *reply, struct k3_err *err);

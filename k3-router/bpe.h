@@ -6,9 +6,9 @@
 #include <stdint.h>
 
 #include "k3-router/buf.h"
+#include "model/ranks.h"
 
 #define K3_NO_RANK UINT32_MAX
-#define K3_TOKEN_BYTES_MAX 4096u /* the released vocabulary's longest has 256 */
 
 /* Token i is bytes[off[i] .. off[i + 1]).  slot: open addressing, 0 = empty, else id + 1. */
 struct k3_ranks {

@@ -1,3 +1,4 @@
+#include "constrain/grammar.h"
 #include "k3-router/chat_request.h"
 
 #include <errno.h>
@@ -632,6 +633,21 @@ static void read_thinking(struct reader *r, const struct k3_json *body, struct k
     read_thinking_object(r, k3_json_value(body, "thinking"), opts);
 }
 
+/* Whether an answer can be held to it is known before anything is queued. */
+static void check_schema(struct reader *r)
+{
+    struct k3_text text = json_text(r, r->q->schema, K3_JSON_SPACED);
+    struct k3_grammar *g = NULL;
+    struct k3_err why = K3_ERR_INIT;
+    int rc = r->rc < 0 ? r->rc : k3_grammar_schema(&g, text.bytes, text.len_bytes, &why);
+
+    k3_grammar_free(g);
+    if (rc == -ENOMEM)
+        no_memory(r);
+    else if (rc < 0 && r->rc == 0)
+        r->rc = k3_refuse(r->err, -EINVAL, "%s: %s", r->q->param, why.text);
+}
+
 static void read_schema(struct reader *r, const struct k3_json *o)
 {
     static const char *const known[] = { "name", "description", "schema", "strict" };
@@ -655,6 +671,8 @@ static void read_schema(struct reader *r, const struct k3_json *o)
     q->schema = k3_json_get(o, "schema");
     if (!q->schema || q->schema->type != K3_JSON_OBJECT)
         bad(r, "missing, or not an object");
+    if (r->rc == 0)
+        check_schema(r);
     if (r->rc == 0)
         q->opts.schema = json_text(r, q->schema, K3_JSON_SORTED);
 }
@@ -683,6 +701,28 @@ static void read_response_format(struct reader *r, const struct k3_json *o)
     }
 }
 
+/* {"type":"function","function":{"name":NAME}}: this tool must be called.  The prompt says it as `required` does. */
+static void read_named_choice(struct reader *r, const struct k3_json *o)
+{
+    static const char *const known[] = { "type", "function" };
+    const struct k3_json *type = k3_json_get(o, "type"), *name = k3_json_get(k3_json_get(o, "function"), "name");
+    struct k3_chat_request *q = r->q;
+
+    only_members(r, o, "tool_choice", known, 2);
+    at(r, "tool_choice.type");
+    if (!type || type->type != K3_JSON_STRING || !k3_text_is(type->text, "function"))
+        bad(r, "\"function\" is the only type of tool");
+    at(r, "tool_choice.function.name");
+    if (!name || name->type != K3_JSON_STRING) {
+        bad(r, "missing, or not a string");
+        return;
+    }
+    q->named_tool = name->text;
+    q->opts.tool_choice = K3_CHAT_TOOLS_REQUIRED;
+    if (r->rc == 0 && !(q->n_tools && bsearch(&name->text, q->tool, q->n_tools, sizeof(*q->tool), by_name)))
+        bad(r, "no tool is called \"%s\"", quote(r, name->text));
+}
+
 static void read_tool_choice(struct reader *r, const struct k3_json *body)
 {
     const struct k3_json *v = k3_json_value(body, "tool_choice");
@@ -694,7 +734,7 @@ static void read_tool_choice(struct reader *r, const struct k3_json *body)
     if (!v)
         return;
     if (v->type == K3_JSON_OBJECT) {
-        bad(r, "K3 cannot be made to call one certain tool; auto, none or required");
+        read_named_choice(r, v);
     } else if (v->type != K3_JSON_STRING) {
         bad(r, "not a string");
     } else if (k3_text_is(v->text, "none")) {
@@ -745,6 +785,11 @@ int k3_chat_request_read(struct k3_chat_request *q, const struct k3_json *body, 
     if (r.rc == 0) {
         last = &q->message[q->n_messages - 1];
         q->starts_thinking = k3_chat_starts_in_think(last, q->opts.thinking);
+        at(&r, "response_format");
+        if (q->opts.format != K3_CHAT_TEXT && last->partial && has_text(last))
+            bad(&r, "not together with a partial message that has content");
+    }
+    if (r.rc == 0) {
         q->param[0] = 0;
     }
     return r.rc;

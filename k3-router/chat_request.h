@@ -24,7 +24,8 @@ struct k3_chat_request {
     const struct k3_text *tool;    /* the names of all declared tools, in byte order */
     size_t n_tools;
     const struct k3_json *schema;  /* response_format json_schema, else NULL */
-    bool schema_strict;            /* what the client said; absent: false */
+    bool schema_strict;            /* what the client said; absent: false; both are held to */
+    struct k3_text named_tool;     /* tool_choice names it; else empty */
     char param[K3_PARAM_BYTES];    /* after -EINVAL: the member at fault, "messages[2].content[0].type" */
     void **owned;                  /* private: all that has to be freed */
     size_t n_owned, cap_owned;
@@ -35,6 +36,9 @@ int k3_chat_request_read(struct k3_chat_request *q, const struct k3_json *body, 
                          struct k3_err *err);
 /* Appends the prompt's ids.  0, -EINVAL or -ENOMEM as above. */
 int k3_chat_request_render(struct k3_chat_request *q, const struct k3_chat *c, struct k3_ids *out, struct k3_err *err);
+/* What the ids of the answer are held to (constrain/constraint.h), as JSON: a response_format, a call that must come.  Nothing is
+ * appended when there is neither.  0 or -ENOMEM.  chat_constraint.c */
+int k3_chat_request_constraint(const struct k3_chat_request *q, const struct k3_tokenizer *t, struct k3_buf *out);
 void k3_chat_request_free(struct k3_chat_request *q);
 
 /* Is this member of the body one that is read here? */

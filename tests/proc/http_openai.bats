@@ -25,6 +25,15 @@ teardown_file() {
     run timeout $((100 * SLOW)) node "$work/client.mjs" "$URL" "$KEY"
     echo "$output"
     [ "$status" -eq 0 ]
-    [ "$(grep -c '^ok ' <<<"$output")" -eq 9 ]
+    [ "$(grep -c '^ok ' <<<"$output")" -eq 11 ]
     idle 10 # the aborted one, too
+}
+
+@test "structured output and calls that must come, by the npm package openai" {
+    command -v node >/dev/null || skip "node is not installed"
+    [ -d "$work/node_modules/openai" ] || skip "npm could not install openai: $(tail -1 "$work/npm.log")"
+    run timeout $((100 * SLOW)) node "$work/constrained.mjs" "$URL" "$KEY"
+    echo "$output"
+    [ "$status" -eq 0 ]
+    [ "$(grep -c '^ok ' <<<"$output")" -eq 4 ]
 }

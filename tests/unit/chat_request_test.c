@@ -172,9 +172,8 @@ static void test_messages(void **state)
           "`thinking_effort=high`." E USER "q" E GENERATE },
         /* prefill */
         { "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"so\",\"partial\":true}],"
-          "\"response_format\":{\"type\":\"json_object\"}}",
-          USER "q" E SYSTEM("response-format") "The system is invoked with `response_format=json_object`.\nYour response must be "
-          "raw JSON data without markdown code blocks (```json) or any additional formatting." E
+          "\"tool_choice\":\"none\"}",
+          USER "q" E SYSTEM("tool-choice") "The system is invoked with `tool_choice=none`.\nYou MUST NOT call any tools in the next message." E
           ASSISTANT EMPTY_THINK O "response" S "so" },
         { "{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"reasoning_content\":\"hm\",\"partial\":true}]}",
           ASSISTANT O "think" S "hm" },
@@ -366,11 +365,11 @@ static void test_choices(void **state)
     assert_int_equal(o.q.opts.tool_choice, K3_CHAT_TOOLS_NONE);
     close_body(&o);
     open_body(&o, ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"strict\":true,\"schema\":"
-                  "{\"type\":\"object\",\"maximum\":10000000000000000000001}}}");
+                  "{\"type\":\"number\",\"enum\":[10000000000000000000001]}}}");
     assert_int_equal(o.q.opts.format, K3_CHAT_JSON_SCHEMA);
     assert_true(o.q.schema_strict);
-    assert_true(k3_text_is(k3_json_get(o.q.schema, "type")->text, "object"));
-    assert_true(k3_text_is(o.q.opts.schema, "{\"maximum\":10000000000000000000001,\"type\":\"object\"}"));
+    assert_true(k3_text_is(k3_json_get(o.q.schema, "type")->text, "number"));
+    assert_true(k3_text_is(o.q.opts.schema, "{\"enum\":[10000000000000000000001],\"type\":\"number\"}"));
     close_body(&o);
     open_body(&o, ",\"response_format\":{\"type\":\"text\"},\"user\":\"u\",\"store\":true,\"unknown\":[1]");
     assert_int_equal(o.q.opts.format, K3_CHAT_TEXT);
@@ -475,8 +474,12 @@ static void test_refused(void **state)
         { Q(",\"tool_choice\":\"required\",\"tools\":[]"), "tool_choice", "no tools" },
         { Q(",\"tool_choice\":\"any\""), "tool_choice", "\"any\"" },
         { Q(",\"tool_choice\":1"), "tool_choice", "not a string" },
-        { Q(",\"tools\":[" TOOL_F("f") "],\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"), "tool_choice",
-          "auto, none or required" },
+        { Q(",\"tools\":[" TOOL_F("f") "],\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"), "tool_choice.function.name",
+          "no tool is called \"g\"" },
+        { Q(",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"), "tool_choice.function.name", "no tool" },
+        { Q(",\"tools\":[" TOOL_F("f") "],\"tool_choice\":{\"type\":\"function\",\"name\":\"f\"}"), "tool_choice.name", "not known" },
+        { Q(",\"tools\":[" TOOL_F("f") "],\"tool_choice\":{\"function\":{\"name\":\"f\"}}"), "tool_choice.type", "function" },
+        { Q(",\"tools\":[" TOOL_F("f") "],\"tool_choice\":{\"type\":\"function\",\"function\":{}}"), "tool_choice.function.name", "missing" },
         { Q(",\"parallel_tool_calls\":\"no\""), "parallel_tool_calls", "neither" },
         { Q(",\"functions\":[{\"name\":\"f\"}]"), "functions", "use tools" },
         { Q(",\"function_call\":\"auto\""), "function_call", "use tools" },
@@ -507,6 +510,11 @@ static void test_refused(void **state)
         { SCHEMA("{\"name\":\"n\",\"schema\":true}"), "response_format.json_schema.schema", "not an object" },
         { SCHEMA("{\"name\":\"n\",\"schema\":{},\"strict\":\"x\"}"), "response_format.json_schema.strict", "neither" },
         { SCHEMA("{\"name\":\"n\",\"schema\":{},\"x\":1}"), "response_format.json_schema.x", "not known" },
+        { SCHEMA("{\"name\":\"n\",\"schema\":{\"properties\":{\"x\":{\"pattern\":\"a\"}}}}"), "response_format.json_schema.schema",
+          "response_format.json_schema.schema: \"pattern\" at /properties/x is not supported; supported: type" },
+        { SCHEMA("{\"name\":\"n\",\"schema\":{\"minLength\":2,\"maxLength\":1}}"), "response_format.json_schema.schema", "no JSON value" },
+        { "{\"messages\":[{\"role\":\"assistant\",\"content\":\"{\",\"partial\":true}],\"response_format\":{\"type\":\"json_object\"}}",
+          "response_format", "partial" },
     };
     struct k3_tokenizer *t = vocab_demo();
     struct k3_chat *chat = NULL;
@@ -523,6 +531,46 @@ static void test_refused(void **state)
     }
     k3_ids_free(&ids);
     k3_chat_close(chat);
+    k3_tokenizer_close(t);
+}
+
+/* What k3-computed is told about the ids of the answer. */
+static void test_constraints(void **state)
+{
+#define CONTROL ",\"control\":{\"eos\":1281,\"end_of_msg\":1282,\"open\":1283,\"close\":1284,\"sep\":1285}"
+#define THINK "{\"start\":\"think\"" CONTROL
+    static const struct { const char *rest, *constraint; } c[] = {
+        { "", "" },
+        { ",\"tools\":[" TOOL_F("f") "]", "" },
+        { ",\"tools\":[" TOOL_F("f") "],\"tool_choice\":\"none\"", "" },
+        { ",\"tools\":[" TOOL_F("f") "," TOOL_F("e") "],\"tool_choice\":\"required\"",
+          THINK ",\"tools\":[\"e\",\"f\"],\"must_call\":true,\"one_call\":false}" },
+        { ",\"tools\":[" TOOL_F("f") "," TOOL_F("e") "],\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}},\"parallel_tool_calls\":false",
+          THINK ",\"tools\":[\"f\"],\"must_call\":true,\"one_call\":true}" },
+        { ",\"response_format\":{\"type\":\"json_object\"},\"thinking\":{\"type\":\"disabled\"}",
+          "{\"start\":\"response\"" CONTROL ",\"format\":\"json_object\"}" },
+        { ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":{\"properties\":{\"b\":{\"enum\":[1e400,\"\\u0000\"]},\"a\":{}}}}}",
+          THINK ",\"format\":\"json_schema\",\"schema\":\"{\\\"properties\\\": {\\\"b\\\": {\\\"enum\\\": [1e400, \\\"\\\\u0000\\\"]}, \\\"a\\\": {}}}\"}" },
+        { ",\"response_format\":{\"type\":\"json_object\"},\"tools\":[" TOOL_F("f") "]",
+          THINK ",\"tools\":[\"f\"],\"must_call\":false,\"one_call\":false,\"format\":\"json_object\"}" },
+        { ",\"response_format\":{\"type\":\"json_object\"},\"tools\":[" TOOL_F("f") "],\"tool_choice\":\"none\"",
+          THINK ",\"format\":\"json_object\"}" },
+    };
+    struct k3_tokenizer *t = vocab_demo();
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(c) / sizeof(c[0]); i++) {
+        struct k3_buf b = { 0 };
+        struct opened o;
+
+        open_body(&o, c[i].rest);
+        assert_int_equal(k3_chat_request_constraint(&o.q, t, &b), 0);
+        k3_buf_append(&b, "", 1);
+        if (strcmp(b.bytes, c[i].constraint) != 0)
+            fail_msg("%s: %s", c[i].rest, b.bytes);
+        k3_buf_free(&b);
+        close_body(&o);
+    }
     k3_tokenizer_close(t);
 }
 
@@ -805,7 +853,7 @@ int main(void)
         cmocka_unit_test(test_published_chats),   cmocka_unit_test(test_messages),
         cmocka_unit_test(test_odd_characters),    cmocka_unit_test(test_calls_and_results),
         cmocka_unit_test(test_tools),             cmocka_unit_test(test_thinking_switches),
-        cmocka_unit_test(test_choices),           cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_choices),           cmocka_unit_test(test_constraints), cmocka_unit_test(test_refused),
         cmocka_unit_test(test_accepted),          cmocka_unit_test(test_no_injection),
         cmocka_unit_test(test_round_trip),
     };
