@@ -47,7 +47,7 @@ static int tick(void *arg, uint64_t done_bytes, struct k3_err *err)
     struct verify *v = arg;
 
     (void)err;
-    k3_progress_show(&v->progress, done_bytes);
+    k3_progress_tick(&v->progress, done_bytes);
     return 0;
 }
 

@@ -128,7 +128,7 @@ static int all_files(struct run *r, void (*work)(struct run *, struct k3_fetch_c
         if (p) {
             int64_t now = (int64_t)atomic_load(&r->web.new_bytes); /* below 0: of a file that was there and is wrong */
 
-            k3_progress_show(p, now > 0 ? (uint64_t)now : 0);
+            k3_progress_tick(p, now > 0 ? (uint64_t)now : 0);
         }
     }
     for (size_t i = 0; i < n; i++)

@@ -179,7 +179,7 @@ static int keep_what_is_there(struct pack *p, const struct k3_pack_entry *old, s
         rc = k3_crc32c_file(p->fd, e->off_bytes, e->len_bytes, buf, K3_PIECE_BYTES, &crc);
         seen += e->len_bytes;
         (void)posix_fadvise(p->fd, (off_t)e->off_bytes, (off_t)e->len_bytes, POSIX_FADV_DONTNEED);
-        k3_progress_show(&p->progress, seen);
+        k3_progress_tick(&p->progress, seen);
         if (rc < 0 || crc != was->crc || k3_sums_item(p->m, item, &what) < 0 ||
             contradicts(p, &what, crc, &sum)) /* then the shard decides, once more */
             continue;
@@ -320,7 +320,7 @@ static int tick(void *arg, uint64_t done_bytes, struct k3_err *err)
     struct pack *p = arg;
 
     (void)err;
-    k3_progress_show(&p->progress, done_bytes);
+    k3_progress_tick(&p->progress, done_bytes);
     return 0;
 }
 

@@ -304,7 +304,7 @@ void k3_progress_begin(struct k3_progress *p, const char *program, const char *w
                                .skipped_bytes = skipped_bytes, .began_ns = k3_now_ns() };
 }
 
-void k3_progress_show(struct k3_progress *p, uint64_t done_bytes)
+void k3_progress_tick(struct k3_progress *p, uint64_t done_bytes)
 {
     bool terminal = isatty(STDERR_FILENO) == 1;
     uint64_t now = k3_now_ns(), all = p->skipped_bytes + done_bytes;

@@ -43,7 +43,7 @@ struct k3_progress {
 };
 void k3_progress_begin(struct k3_progress *p, const char *program, const char *what, uint64_t total_bytes,
                        uint64_t skipped_bytes);
-void k3_progress_show(struct k3_progress *p, uint64_t done_bytes); /* since the beginning, without skipped */
+void k3_progress_tick(struct k3_progress *p, uint64_t done_bytes); /* since the beginning, without skipped */
 void k3_progress_end(struct k3_progress *p);
 
 #endif
