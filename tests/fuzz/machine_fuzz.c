@@ -36,11 +36,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     while (n < size && took == 1) {
         uint64_t allowed[SMALL_VOCAB / 64 + 1] = { 0 };
+        bool look = n % 8 == data[0] / 32u; /* a mask costs what 200 steps do */
 
-        if (k3_machine_mask(m, w, v, allowed) < 0)
+        if (look && k3_machine_mask(m, w, v, allowed) < 0)
             abort();
         took = k3_machine_feed(m, w, text + n, 1);
-        if (took != k3_bit(allowed, (uint8_t)text[n]))
+        if (look && took != k3_bit(allowed, (uint8_t)text[n]))
             abort();
         n += took == 1;
     }
