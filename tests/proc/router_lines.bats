@@ -3,7 +3,7 @@
 load helpers
 
 setup_file() {
-    up --ctx 512 --sequences 3
+    up --ctx 512 --sequences 3 --ring-mb 2 --trunk-gb 0.003 --cache-gb 0.0005 # so small that every pass waits for its weights
     export WHOLE=$BATS_FILE_TMPDIR/whole
     prompts >"$BATS_FILE_TMPDIR/prompts"
     many --out "$WHOLE"
@@ -88,7 +88,7 @@ same() { # the file has each answer once, and they are those of the undisturbed 
     for d in k3-trunkd k3-expertd k3-computed; do kill -KILL "$(pid_of $d)"; done
     down
     [ "$(cat "$OUT" | wc -l)" -lt 8 ]
-    up --ctx 512 --sequences 3
+    up --ctx 512 --sequences 3 --ring-mb 2 --trunk-gb 0.003 --cache-gb 0.0005 # so small that every pass waits for its weights
     many --out "$OUT"
     same
 }
