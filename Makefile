@@ -45,7 +45,17 @@ $(B)/%.o: %.c Makefile
 	@echo '  CC   $<'
 	$(Q)$(CC) $(CPPFLAGS) $(ALL_CFLAGS) $(ISA) -MMD -MP -c -o $@ $<
 
-ALL_OBJ := $(ALL_SRC:%.c=$(B)/%.o)
+# The page is part of k3-router.  The folder is among what it depends on, so that a file that is removed leaves it.
+WEB := $(sort $(wildcard k3-router/web/*.html k3-router/web/*.css k3-router/web/*.js k3-router/web/*.svg))
+$(B)/k3-router/web_files.c: k3-router/embed $(WEB) k3-router/web
+	@mkdir -p $(@D)
+	@echo '  EMBED $@'
+	$(Q)k3-router/embed $(WEB) >$@.new && mv $@.new $@
+$(B)/k3-router/web_files.o: $(B)/k3-router/web_files.c Makefile
+	@echo '  CC   $<'
+	$(Q)$(CC) $(CPPFLAGS) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
+
+ALL_OBJ := $(ALL_SRC:%.c=$(B)/%.o) $(B)/k3-router/web_files.o
 $(B)/libk3.a: $(ALL_OBJ)
 	@rm -f $@
 	@echo '  AR   $@'
@@ -58,6 +68,8 @@ $(BIN)/$(1): $(B)/$(1)/main.o $(B)/libk3.a
 	$$(Q)$$(CC) $$(ALL_CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(LIBS)
 endef
 $(foreach d,$(DAEMONS),$(eval $(call daemon_rule,$(d))))
+# The only one that talks to the internet.
+$(BIN)/k3-fetch: LIBS += -lcurl -lcrypto
 $(BIN)/%: $(B)/tools/%.o $(B)/libk3.a
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
@@ -93,6 +105,8 @@ bench: all
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/k3/run
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/man/man,1 5 7)
+	$(foreach n,1 5 7,install -m 644 docs/man/*.$(n) $(DESTDIR)$(PREFIX)/share/man/man$(n) &&) true
 	run/install-files "$(DESTDIR)$(PREFIX)" "$(PREFIX)"
 clean:
 	rm -rf build bin

@@ -70,6 +70,8 @@ int k3_reserve_begin(int *fd, const char *dir, struct k3_err *err);
 void k3_reserve_end(int *fd);
 int k3_reserve_write(struct k3_reservation *r, uint64_t promised_bytes, struct k3_err *err);
 void k3_reserve_close(struct k3_reservation *r, bool remove);
+/* What this user's instance has been promised; 0 while nobody holds its file. */
+uint64_t k3_reserve_promised(const char *dir, const char *instance);
 /* Removes the file of an instance whose keeper died. */
 void k3_reserve_clean(const char *dir, const char *instance);
 /* What the living instances of all users, without `instance` of this one, were promised and have not taken yet: their

@@ -7,21 +7,31 @@
  *
  * computed.sock (design.md section 6).  id = 32 hex digits chosen by the client.
  *   submit  {cmd, id, prompt_ids:[..], generated_ids:[..]?, max_tokens, temperature, top_k, top_p, min_p,
- *            seed:"decimal u64", stop_ids:[..], logits:bool?, constraint:{..}?, model_digest:"hex"?}
+ *            seed:"decimal u64", stop_ids:[..], logits:bool?, snapshot_points:[..]?, constraint:{..}?, model_digest:"hex"?,
+ *            presence_penalty?, frequency_penalty?, repeat_penalty?, logit_bias:[[id, value],..]?, logprobs:0..20?}
  *           -> {ok, known, whole_model, generation, model:"dir", model_digest:"hex"}; the last two are in a refusal, too.
  *           model_digest in the request: refused (errno "ESTALE") by any other model, whose ids mean something else.
  *           A repeat of a known id is answered ok with "known": true and changes nothing.
+ *           snapshot_points: up to 8 lengths of beginnings of the prompt, ascending, at which later prompts may part from this one.
  *           constraint: constrain/constraint.h; the generated ids must be such as it allows.
- *           top_k 0 = off, top_p 1 = off, min_p 0 = off, temperature 0 = greedy.
- *   poll    {cmd, id, from, progress_from?, wait_ms?} -> {ok, events:[..], next, state:"queued|prefill|decode|ended",
+ *           top_k 0 = off, top_p 1 = off, min_p 0 = off, temperature 0 = greedy.  logprobs: how many of the best ids beside
+ *           the token's own; absent: none.
+ *   poll    {cmd, id, from, progress_from?, wait_ms?} -> {ok, events:[..], next, state:"queued|prefill|decode|ended", cached,
  *            progress:{seq, phase:"queued|prefill|decode", layer, layers, rows, position, bytes, bytes_pass,
  *            bytes_per_s, eta_s, waiting:"trunk|expert|none"}, generation}
  *           waits up to wait_ms (at most 5000) for an event with index >= from or a progress with seq > progress_from.
- *           events: {i, type:"token", token, index}  {i, type:"logits", n, base64}  (first generated position)
+ *           events: {i, type:"token", token, index, logprobs:[the token's own, id, logprob, id, logprob..]?}
+ *                   {i, type:"logits", n, base64}  (first generated position)
  *                   {i, type:"done", reason:"stop|length|cancelled", stop_id?}
  *                   {i, type:"error", code, message}
+ *           `next` is the index after the last event told; with logprobs more may be there already: poll again.
+ *           cached: ids of the prompt that were not computed again, since an earlier request had begun with them.
  *           unknown id: ok false, errno "ENOENT" (computed was restarted or the id was forgotten: submit again).
- *   cancel  {cmd, id}     forget {cmd, id} */
+ *   cancel  {cmd, id}     forget {cmd, id}
+ *
+ * k3-trunkd.ctl and k3-expertd.ctl beside what every daemon answers:
+ *   flow    {cmd} -> {ok, drives:[..] as in info; trunkd: ring_filled_bytes; expertd: layer_demands:[..], layer_hits:[..], one
+ *           number a layer, since it started}.  Cheap enough to be asked every second. */
 #ifndef K3_IPC_MSG_H
 #define K3_IPC_MSG_H
 

@@ -220,6 +220,14 @@ static uint64_t living_promise(const char *path, uid_t uid)
     return n;
 }
 
+uint64_t k3_reserve_promised(const char *dir, const char *instance)
+{
+    char path[256];
+
+    file_name(path, sizeof(path), dir, instance);
+    return living_promise(path, geteuid());
+}
+
 /* Segments of an instance, in bytes that are really there.  *data: the large ones are among them. */
 static uint64_t segment_bytes(const char *dir, uid_t uid, const char *instance, bool *data)
 {

@@ -21,7 +21,7 @@ struct k3_computed_options {
     struct k3_str_list devices;
     uint32_t numa_node;
     uint32_t ctx, sequences, batch_rows, threads, layers, prefetch; /* threads 0: the cores allowed; layers 0: all */
-    uint32_t requests_mb;
+    uint32_t requests_mb, snapshots;
     bool force_threads;
 };
 #define K3_BATCH_ROWS 512u /* by hand; k3-run gives what the plan says */

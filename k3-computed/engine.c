@@ -21,7 +21,7 @@ static uint32_t max_logits(uint32_t n_sequences, uint32_t batch_rows)
 
 uint64_t k3_engine_bytes(const struct k3_config *c, uint32_t ctx, uint32_t n_sequences, uint32_t batch_rows)
 {
-    return n_sequences * (k3_state_bytes(c, ctx) + sizeof(struct k3_seq) + sizeof(struct k3_outcome)) +
+    return n_sequences * (k3_state_bytes(c, ctx) + ctx * sizeof(uint32_t) + sizeof(struct k3_seq) + sizeof(struct k3_outcome)) +
            (uint64_t)max_logits(n_sequences, batch_rows) * c->vocab * sizeof(float) + k3_sampler_bytes(c->vocab) +
            k3_vocab_bytes(c->vocab) + c->vocab / 8 +
            batch_rows * (sizeof(struct k3_row) + sizeof(struct k3_tracer_row));
@@ -48,6 +48,8 @@ int k3_engine_open(struct k3_engine **out, const struct k3_engine_opts *opts, st
     pthread_condattr_destroy(&monotonic);
 
     rc = k3_seqs_open(&e->slots, opts->n_sequences, &opts->m->cfg, opts->ctx, err);
+    if (rc == 0)
+        rc = k3_prefix_open(&e->prefix, opts->n_snapshots, &opts->m->cfg, opts->ctx, err);
     if (rc == 0)
         rc = k3_sampler_new(&e->sampler, opts->m->cfg.vocab, err);
     if (rc == 0)
@@ -80,6 +82,7 @@ void k3_engine_close(struct k3_engine *e)
         return;
     k3_requests_free(&e->requests);
     k3_seqs_close(&e->slots);
+    k3_prefix_close(&e->prefix);
     k3_sampler_free(e->sampler);
     free(e->rows);
     free(e->row_names);
@@ -101,6 +104,7 @@ static void slot_release(struct k3_seq *s)
 {
     struct k3_request *r = s->request;
 
+    k3_engine_leave(s);
     s->request = NULL;
     s->dirty = true;
     r->slot = NULL;
@@ -152,9 +156,10 @@ static void request_fail(struct k3_engine *e, struct k3_request *r, int code, co
 
 static void engine_admit(struct k3_engine *e)
 {
+    k3_engine_ended(e);
     while (e->queue_head) {
         struct k3_request *r = e->queue_head;
-        struct k3_seq *s = k3_seqs_find_free(&e->slots);
+        struct k3_seq *s = k3_engine_begin(e, r);
 
         if (!s)
             return;
@@ -162,7 +167,6 @@ static void engine_admit(struct k3_engine *e)
         r->phase = K3_PREFILL;
         r->slot = s;
         s->request = r;
-        s->n_done = 0;
         s->last_pass = e->n_passes; /* no privilege over those who wait already */
         s->admitted = ++e->n_admitted;
     }
@@ -191,6 +195,7 @@ static void engine_gauges(struct k3_engine *e)
     k3_stat_set(e->o.stats, K3_CS_RUNNING, n_running);
     k3_stat_set(e->o.stats, K3_CS_QUEUED, e->n_queued);
     k3_stat_set(e->o.stats, K3_CS_POSITIONS, n_positions);
+    k3_engine_prefix_gauges(e);
 }
 
 /* ---- one pass --------------------------------------------------------------------------------------------------------- */
@@ -221,6 +226,8 @@ static void pass_rows(struct k3_engine *e)
             e->rows[n++] = (struct k3_row){ .state = s->state, .token = r->ids[position], .position = position,
                                             .want_logits = is_logits_row(r, position) || is_last_row(r, position) };
         }
+        if (s->n_rows)
+            k3_engine_points(e, s, e->rows + (n - s->n_rows));
         e->n_live += s->n_rows ? 1 : 0;
     }
     e->n_rows = n;
@@ -289,10 +296,13 @@ static void on_look(void *arg, uint32_t layer, const uint16_t *ids, uint32_t n_r
         announce(e, layer, ids, n_rows, k);
 }
 
-/* The next token of r, among the ids that its constraint allows. */
-static int draw_next(struct k3_engine *e, struct k3_request *r, const float *logits, uint32_t *token, struct k3_err *err)
+/* The next token of an answer, among the ids that its constraint allows, and its log probabilities where nobody looks before the
+ * token is published. */
+static int draw_token(struct k3_engine *e, struct k3_request *r, const float *logits, struct k3_outcome *o)
 {
+    uint32_t n_answer = r->n_ids - r->n_prompt, n = r->sampling.n_logprobs;
     struct k3_sampling how = r->sampling;
+    const float *adjusted;
     int rc = 0;
 
     if (r->constraint) {
@@ -300,14 +310,20 @@ static int draw_next(struct k3_engine *e, struct k3_request *r, const float *log
         how.allowed = e->allowed;
     }
     if (rc < 0)
-        return k3_fail(err, rc, "no memory for the constraint of token %u", r->n_ids - r->n_prompt);
-    rc = k3_sampler_pick(e->sampler, logits, &how, r->n_ids - r->n_prompt, token, err);
-    if (rc < 0 || !r->constraint)
+        return k3_fail(&o->err, rc, "no memory for the constraint of token %u", n_answer);
+    adjusted = k3_sampler_adjust(e->sampler, logits, &how, r->ids + r->n_prompt, n_answer);
+    rc = k3_sampler_pick(e->sampler, adjusted, &how, n_answer, &o->token, &o->err);
+    if (rc < 0)
         return rc;
-    rc = k3_constraint_take(r->constraint, e->walk, *token);
-    if (rc == 0)
-        k3_bug("id %u is in the mask of a constraint that does not take it", *token);
-    return rc < 0 ? k3_fail(err, rc, "no memory for the constraint of token %u", r->n_ids - r->n_prompt) : 0;
+    if (n)
+        k3_sampler_logprobs(e->sampler, logits, o->token, r->logprobs + (size_t)(n_answer - r->n_given) * n, n);
+    if (r->constraint && (rc = k3_constraint_take(r->constraint, e->walk, o->token)) <= 0) {
+        if (rc == 0)
+            k3_bug("id %u is in the mask of a constraint that does not take it", o->token);
+        return k3_fail(&o->err, rc, "no memory for the constraint of token %u", n_answer);
+    }
+    o->has_token = true;
+    return 0;
 }
 
 /* Draws the tokens of a finished pass.  Reads nothing of a request that other threads change. */
@@ -324,17 +340,13 @@ static void draw(struct k3_engine *e)
         for (uint32_t position = s->n_done; position < s->n_done + s->n_rows; position++) {
             struct k3_request *r = s->request;
             bool last = is_last_row(r, position) && !r->complete;
-            uint32_t token;
+            uint32_t unused;
 
             if (!is_logits_row(r, position) && !is_last_row(r, position))
                 continue;
             if (o->rc == 0)
-                o->rc = last ? draw_next(e, r, logits, &token, &o->err)
-                             : k3_sampler_pick(e->sampler, logits, &greedy, r->n_ids - r->n_prompt, &token, &o->err);
-            if (o->rc == 0 && last) {
-                o->token = token;
-                o->has_token = true;
-            }
+                o->rc = last ? draw_token(e, r, logits, o)
+                             : k3_sampler_pick(e->sampler, logits, &greedy, r->n_ids - r->n_prompt, &unused, &o->err);
             if (o->rc == 0 && is_logits_row(r, position)) {
                 memcpy(r->logits, logits, r->n_logits * sizeof(*logits)); /* nobody looks before has_logits */
                 o->has_logits = true;
@@ -356,6 +368,7 @@ static void publish_one(struct k3_engine *e, struct k3_seq *s, const struct k3_o
         return;
     }
     if (o->rc < 0) {
+        s->spoilt = true;
         request_fail(e, r, o->err.exit_status, o->err.text);
         return;
     }
@@ -401,6 +414,7 @@ static void pass_failed(struct k3_engine *e, int rc, const struct k3_err *err)
 
         if (!s->n_rows)
             continue;
+        s->spoilt = true;
         if (s->request->phase == K3_ENDED)
             slot_release(s);
         else if (!stopping) /* else engine_end_all says why */
@@ -468,11 +482,7 @@ int k3_engine_step(struct k3_engine *e)
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
 
-    for (uint32_t i = 0; i < e->slots.n; i++)
-        if (e->slots.slot[i].n_rows && e->slots.slot[i].n_done == 0 && e->slots.slot[i].dirty) {
-            k3_state_reset(e->slots.slot[i].state); /* half a gigabyte: without the lock */
-            e->slots.slot[i].dirty = false;
-        }
+    k3_engine_prepare(e);
     traced = e->o.tracer && k3_tracer_begin(e->o.tracer, e->n_passes, e->row_names, e->n_rows, &hooks.look_k);
     if (traced)
         hooks.route = on_route;
@@ -486,6 +496,7 @@ int k3_engine_step(struct k3_engine *e)
         k3_stat_add(e->o.stats, K3_CS_KV_BYTES, kv_bytes(e));
         draw(e);
     }
+    k3_engine_kept(e, rc == 0);
 
     pthread_mutex_lock(&e->lock);
     now = k3_now_ns();
@@ -568,7 +579,11 @@ int k3_engine_submit(struct k3_engine *e, struct k3_submit *sub, bool draining, 
         return 0;
     }
     rc = k3_submit_check(sub, e->o.m->cfg.vocab, e->o.ctx, err);
-    kept_bytes = e->requests.kept_bytes + k3_request_bytes(sub, e->o.m->cfg.vocab);
+    kept_bytes = e->requests.kept_bytes + (rc == 0 ? k3_request_bytes(sub, e->o.m->cfg.vocab) : 0);
+    if (rc == 0 && k3_request_bytes(sub, e->o.m->cfg.vocab) > e->o.kept_bytes_max)
+        rc = k3_refuse(err, -E2BIG, "the request would keep %llu bytes, the limit is %llu (--requests-mb): ask for fewer tokens%s",
+                       (unsigned long long)k3_request_bytes(sub, e->o.m->cfg.vocab), (unsigned long long)e->o.kept_bytes_max,
+                       sub->sampling.n_logprobs ? " or fewer logprobs" : "");
     if (rc == 0 && (draining || atomic_load(e->o.stop)))
         rc = k3_fail(err, -ESHUTDOWN, "no new requests are taken: it is %s", draining
                      ? "draining, until it is started anew (run/k3-run restart computed)" : "shutting down");

@@ -6,6 +6,7 @@
  *   sequence.c   the slots with state, and how the rows of a pass are shared among them
  *   engine.c     the life of a request, one pass after the other
  *   engine_poll.c what a poll answers: events, and how far the pass is
+ *   engine_prefix.c  what is kept of computed prompts and where a request begins (prefix.h)
  *
  * A request:
  *   QUEUED  -> PREFILL  a slot is free, first come first served     engine_admit
@@ -29,6 +30,7 @@
 
 #include "constrain/constraint.h"
 #include "k3-computed/pass.h"
+#include "k3-computed/prefix.h"
 #include "k3-computed/sampling.h"
 #include "k3-computed/trace.h"
 #include "shm/stats.h"
@@ -38,6 +40,7 @@
 #define K3_SEQUENCES_MAX 256u
 #define K3_BATCH_ROWS_MAX 4096u                /* rows of a pass */
 #define K3_MAX_STOP_IDS 256u
+#define K3_MAX_POINTS 8u
 #define K3_MAX_ID_BYTES (16u << 20)            /* token ids of one submit, as uint32_t */
 #define K3_KEEP_NS (3600ull * 1000000000ull)
 #define K3_KEPT_BYTES_MAX (256ull << 20)       /* memory of all requests together, unless the options say otherwise */
@@ -50,7 +53,8 @@
 enum k3_phase { K3_QUEUED, K3_PREFILL, K3_DECODE, K3_ENDED };
 enum k3_end { K3_END_NONE, K3_END_STOP, K3_END_LENGTH, K3_END_CANCELLED, K3_END_ERROR };
 
-/* What a client asks for; all pointers are borrowed, but for the constraint: a request that is queued takes it over. */
+/* What a client asks for; all pointers are borrowed (that of sampling.bias, too), but for the constraint: a request that is queued
+ * takes it over. */
 struct k3_submit {
     char id[K3_ID_LEN + 1]; /* lower case */
     const uint32_t *prompt, *generated, *stop;
@@ -59,9 +63,10 @@ struct k3_submit {
     struct k3_sampling sampling;
     struct k3_constraint *constraint; /* behind the generated ids; NULL: any id may come */
     bool logits;
+    uint32_t point[K3_MAX_POINTS], n_points; /* lengths of beginnings of the prompt that are worth keeping, ascending */
 };
 
-/* The event log is implied by the ids: [logits] token.. [end].  The logits come before the first token, the end is last;
+/* The event log is implied by the ids: [logits] token.. [end]; a token brings its log probabilities when they were asked for.  The logits come before the first token, the end is last;
  * so index i means the same event for ever. */
 struct k3_request {
     struct k3_request *bucket_next, *queue_next;
@@ -70,7 +75,8 @@ struct k3_request {
     uint32_t n_prompt, n_given, n_ids;  /* n_given: generated before this submit; n_ids: all known now */
     uint32_t max_tokens;
     uint32_t *stop, n_stop;
-    struct k3_sampling sampling;
+    struct k3_sampling sampling;        /* its bias is the request's own */
+    struct k3_logprob *logprobs;        /* sampling.n_logprobs for each id after n_given; NULL when not asked for */
     struct k3_constraint *constraint;   /* NULL: none.  Of the engine's thread */
     float *logits;                      /* vocab floats when asked for, else NULL */
     uint32_t n_logits;
@@ -83,6 +89,8 @@ struct k3_request {
     char message[1024];
     uint64_t ended_ns, last_token_ns;
     uint64_t kept_bytes;
+    uint32_t point[K3_MAX_POINTS], n_points;
+    uint32_t n_cached;                  /* of the prompt: positions that were there when it began */
     struct k3_seq *slot;                /* while it has state; may be ended already (dropped at the end of the pass) */
     bool forgotten;                     /* free it when the slot lets go */
     bool fetched;                       /* a poll has taken its end */
@@ -102,7 +110,10 @@ static inline uint32_t k3_request_n_run(const struct k3_request *r)
     return r->complete ? r->n_prompt : r->n_ids;
 }
 uint32_t k3_request_n_events(const struct k3_request *r);
-/* Appends the events from index `from` on to a JSON array.  -ENOMEM. */
+#define K3_POLL_LOGPROBS_MAX 256u /* tokens with log probabilities in one reply: at 20 each is 4 kB of JSON nodes for its reader */
+/* The event after the last one that a reply from index `from` on has. */
+uint32_t k3_request_n_told(const struct k3_request *r, uint32_t from);
+/* Appends the events from index `from` on to a JSON array, up to that one.  -ENOMEM. */
 int k3_request_events(const struct k3_request *r, uint32_t from, cJSON *array);
 
 #define K3_BUCKETS 256u
@@ -129,11 +140,16 @@ struct k3_seq {
     uint64_t last_pass;         /* number of the pass in which it last had a row; ties by admission */
     uint64_t admitted;
     bool dirty;                 /* reset before the next use */
+    bool spoilt;                /* the last pass of this sequence failed */
+    bool ended;                 /* let go, and the engine's thread has not looked yet */
+    uint32_t *held, n_held;     /* without a request: the ids that the state holds; room for --ctx */
+    uint64_t used;              /* without a request: stamp of prefix.h */
+    struct k3_snapshot *from;   /* to be copied before the next pass; the engine's thread alone, as n_kept */
+    uint32_t n_kept;            /* positions that some snapshot of this sequence holds */
 };
 struct k3_seqs { struct k3_seq *slot; uint32_t n; };
 int k3_seqs_open(struct k3_seqs *s, uint32_t n, const struct k3_config *c, uint32_t ctx, struct k3_err *err);
 void k3_seqs_close(struct k3_seqs *s);
-struct k3_seq *k3_seqs_find_free(struct k3_seqs *s);
 /* The rule above.  n_left[i]: rows that sequence i could use, in the order in which they are to be served. */
 void k3_seqs_rows(const uint32_t *n_left, uint32_t n, uint32_t n_budget, uint32_t *n_rows);
 /* Sets n_rows of every slot; returns their sum. */
@@ -146,7 +162,8 @@ enum k3_computed_stat {
     K3_CS_EXPERT_WAIT_NS, K3_CS_ARITHMETIC_NS, K3_CS_TRUNK_WAITS, K3_CS_RING_ROW_BYTES, K3_CS_PINNED_ROW_BYTES,
     K3_CS_EXPERT_DEMANDS, K3_CS_EXPERT_HITS, K3_CS_DISTINCT_EXPERTS, K3_CS_KV_BYTES, K3_CS_TRUNK_REATTACHED,
     K3_CS_EXPERT_REATTACHED, K3_CS_RUNNING, K3_CS_MOST, K3_CS_QUEUED, K3_CS_REQUESTS, K3_CS_CANCELLED, K3_CS_FAILED,
-    K3_CS_POSITIONS, K3_CS_LAYER, K3_CS_WAITING, K3_CS_PASS_TIME, K3_CS_TOKEN_TIME,
+    K3_CS_POSITIONS, K3_CS_LAYER, K3_CS_WAITING, K3_CS_PASS_TIME, K3_CS_TOKEN_TIME, K3_CS_SNAPSHOTS, K3_CS_SNAPSHOT_BYTES,
+    K3_CS_SNAPSHOTS_EVICTED, K3_CS_PREFIX_HITS, K3_CS_CACHED_TOKENS,
     K3_N_CS
 };
 extern const struct k3_stat_def k3_computed_stat_defs[K3_N_CS];
@@ -169,6 +186,7 @@ struct k3_engine_opts {
     struct k3_tracer *tracer;         /* borrowed; may be NULL */
     uint32_t prefetch;                /* guesses of each row that are announced to the source a layer early; 0: none */
     uint32_t ctx, n_sequences, batch_rows, generation;
+    uint32_t n_snapshots;             /* prefix.h */
     uint64_t kept_bytes_max;          /* of all requests together; 0: K3_KEPT_BYTES_MAX */
     uint64_t (*now_ns)(void *arg);    /* NULL: k3_now_ns */
     void (*tick)(void *arg);          /* after every layer and K3_TICK_NS when idle, on the engine's thread; may be NULL */
@@ -178,6 +196,7 @@ struct k3_engine;
 /* Allocates the state of all sequences and the logits.  opts is copied. */
 int k3_engine_open(struct k3_engine **out, const struct k3_engine_opts *opts, struct k3_err *err);
 void k3_engine_close(struct k3_engine *e);
+/* All of it but the snapshots (k3_prefix_bytes). */
 uint64_t k3_engine_bytes(const struct k3_config *c, uint32_t ctx, uint32_t n_sequences, uint32_t batch_rows);
 
 /* One pass: 1 when one ran, 0 when there was nothing to do, -ECANCELED when stopped (all requests have ended). */

@@ -114,11 +114,12 @@ int k3_engine_poll(struct k3_engine *e, const char *id, uint32_t from, int64_t p
     }
     events = cJSON_AddArrayToObject(reply, "events");
     rc = events ? k3_request_events(r, from, events) : -ENOMEM;
-    cJSON_AddNumberToObject(reply, "next", k3_request_n_events(r));
+    cJSON_AddNumberToObject(reply, "next", k3_request_n_told(r, from));
     cJSON_AddStringToObject(reply, "state", state[r->phase]);
+    cJSON_AddNumberToObject(reply, "cached", r->n_cached);
     if (r->phase != K3_ENDED) {
         add_progress(e, r, reply);
-    } else if (rc == 0 && !r->fetched) {
+    } else if (rc == 0 && !r->fetched && k3_request_n_told(r, from) == k3_request_n_events(r)) {
         r->fetched = true;
         pthread_cond_broadcast(&e->changed);
     }

@@ -26,6 +26,7 @@ struct k3_engine {
     uint32_t n_queued, n_polls_waiting;
     struct k3_seqs slots;
     uint64_t n_admitted, n_passes;
+    struct k3_prefix prefix; /* the engine's thread alone */
 
     bool in_pass;
     uint32_t n_live;        /* sequences of the pass that have not ended meanwhile */
@@ -55,6 +56,20 @@ static inline uint64_t k3_engine_bytes_per_s(uint64_t bytes, uint64_t ns)
 {
     return ns ? (uint64_t)((double)bytes * 1e9 / (double)ns) : 0;
 }
+
+/* engine_prefix.c.  With the lock: */
+/* A sequence is let go: what its state holds.  Any thread. */
+void k3_engine_leave(struct k3_seq *s);
+/* Looks after the sequences that have been let go. */
+void k3_engine_ended(struct k3_engine *e);
+/* A free slot for r, its n_done where r begins; NULL: none is free. */
+struct k3_seq *k3_engine_begin(struct k3_engine *e, struct k3_request *r);
+/* Marks the rows of the pass after which the sequence's state is to be kept; rows: its own. */
+void k3_engine_points(struct k3_engine *e, struct k3_seq *s, struct k3_row *rows);
+void k3_engine_prefix_gauges(struct k3_engine *e);
+/* Without the lock, before and after a pass: states are half a gigabyte. */
+void k3_engine_prepare(struct k3_engine *e);
+void k3_engine_kept(struct k3_engine *e, bool done);
 
 /* No request has this id: -ENOENT, with `advice` at the end of the line. */
 int k3_engine_unknown(const char *id, const char *advice, struct k3_err *err);

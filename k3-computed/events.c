@@ -1,5 +1,6 @@
 /* k3-computed/events.c: a request and its checks, its event log as JSON, the table of all requests (engine.h). */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,6 +34,10 @@ int k3_submit_check(const struct k3_submit *s, uint32_t vocab, uint32_t ctx, str
         return rc;
     if (s->n_stop > K3_MAX_STOP_IDS)
         return k3_refuse(err, -EINVAL, "%u stop_ids: at most %u", s->n_stop, K3_MAX_STOP_IDS);
+    for (uint32_t i = 0; i < s->n_points; i++)
+        if (s->point[i] <= (i ? s->point[i - 1] : 0) || s->point[i] > s->n_prompt)
+            return k3_refuse(err, -EINVAL, "snapshot_points[%u] is %u: they must ascend from 1 to the prompt's %u ids", i,
+                             s->point[i], s->n_prompt);
     if (s->max_tokens == 0)
         return k3_refuse(err, -EINVAL, "max_tokens is 0: at least 1");
     if (s->n_generated > s->max_tokens)
@@ -44,15 +49,38 @@ int k3_submit_check(const struct k3_submit *s, uint32_t vocab, uint32_t ctx, str
         return k3_refuse(err, -E2BIG, "prompt %u + max_tokens %u = %llu ids, --ctx is %u: give max_tokens %u at most, or "
                          "start with a larger --ctx", s->n_prompt, s->max_tokens,
                          (unsigned long long)s->n_prompt + s->max_tokens, ctx, ctx - s->n_prompt);
-    return k3_sampling_check(&s->sampling, err);
+    return k3_sampling_check(&s->sampling, vocab, err);
+}
+
+/* Of the tokens that this submit can still bring. */
+static uint64_t logprobs_bytes(const struct k3_submit *sub)
+{
+    return ((uint64_t)sub->max_tokens - sub->n_generated) * sub->sampling.n_logprobs * sizeof(struct k3_logprob);
 }
 
 uint64_t k3_request_bytes(const struct k3_submit *sub, uint32_t vocab)
 {
     return sizeof(struct k3_request) +
            ((uint64_t)sub->n_prompt + sub->max_tokens + sub->n_stop + 1) * sizeof(uint32_t) +
+           sub->sampling.n_bias * sizeof(struct k3_bias) + logprobs_bytes(sub) +
            (sub->logits ? (uint64_t)vocab * sizeof(float) : 0) +
            (sub->constraint ? k3_constraint_bytes(sub->constraint) : 0);
+}
+
+/* A sampling of the request's own. */
+static bool copy_sampling(struct k3_request *r, const struct k3_submit *sub)
+{
+    struct k3_bias *bias = NULL;
+
+    r->sampling = sub->sampling;
+    r->sampling.bias = NULL;
+    if (sub->sampling.n_bias && !(bias = malloc(sub->sampling.n_bias * sizeof(*bias))))
+        return false;
+    if (bias)
+        memcpy(bias, sub->sampling.bias, sub->sampling.n_bias * sizeof(*bias));
+    r->sampling.bias = bias;
+    r->logprobs = logprobs_bytes(sub) ? malloc(logprobs_bytes(sub)) : NULL;
+    return r->logprobs || !logprobs_bytes(sub);
 }
 
 int k3_request_new(struct k3_request **out, struct k3_submit *sub, uint32_t vocab, struct k3_err *err)
@@ -64,7 +92,7 @@ int k3_request_new(struct k3_request **out, struct k3_submit *sub, uint32_t voca
     r->ids = malloc(((size_t)sub->n_prompt + sub->max_tokens) * sizeof(*r->ids));
     r->stop = malloc((sub->n_stop + (size_t)1) * sizeof(*r->stop));
     r->logits = sub->logits ? malloc((size_t)vocab * sizeof(*r->logits)) : NULL;
-    if (!r->ids || !r->stop || (sub->logits && !r->logits))
+    if (!r->ids || !r->stop || (sub->logits && !r->logits) || !copy_sampling(r, sub))
         goto no_memory;
     memcpy(r->id, sub->id, sizeof(r->id));
     memcpy(r->ids, sub->prompt, sub->n_prompt * sizeof(*r->ids));
@@ -77,8 +105,9 @@ int k3_request_new(struct k3_request **out, struct k3_submit *sub, uint32_t voca
     r->n_ids = sub->n_prompt + sub->n_generated;
     r->n_stop = sub->n_stop;
     r->max_tokens = sub->max_tokens;
-    r->sampling = sub->sampling;
     r->n_logits = vocab;
+    memcpy(r->point, sub->point, sizeof(r->point));
+    r->n_points = sub->n_points;
     r->kept_bytes = k3_request_bytes(sub, vocab);
     r->constraint = sub->constraint;
     sub->constraint = NULL;
@@ -97,6 +126,8 @@ void k3_request_free(struct k3_request *r)
     free(r->ids);
     free(r->stop);
     free(r->logits);
+    free(r->logprobs);
+    free((void *)(uintptr_t)r->sampling.bias); /* const for everybody else */
     k3_constraint_free(r->constraint);
     free(r);
 }
@@ -112,6 +143,13 @@ bool k3_request_is_stop(const struct k3_request *r, uint32_t token)
 uint32_t k3_request_n_events(const struct k3_request *r)
 {
     return (r->has_logits ? 1 : 0) + (r->n_ids - r->n_prompt - r->n_given) + (r->phase == K3_ENDED ? 1 : 0);
+}
+
+uint32_t k3_request_n_told(const struct k3_request *r, uint32_t from)
+{
+    uint32_t n = k3_request_n_events(r);
+
+    return r->logprobs && from < n && n - from > K3_POLL_LOGPROBS_MAX ? from + K3_POLL_LOGPROBS_MAX : n;
 }
 
 /* Little endian float32, as the floats lie in memory on x86-64.  The caller frees; NULL without memory. */
@@ -166,9 +204,23 @@ static int logits_event(const struct k3_request *r, cJSON *e)
     return ok ? 0 : -ENOMEM;
 }
 
+/* [logprob of the token, id, logprob, id, logprob..], as text: a node for each number is not needed here.  Nine digits give
+ * every float back. */
+static int logprobs_field(const struct k3_request *r, uint32_t n, cJSON *e)
+{
+    const struct k3_logprob *p = r->logprobs + (size_t)n * r->sampling.n_logprobs;
+    char text[(K3_TOP_LOGPROBS_MAX + 1) * 40];
+    size_t len = (size_t)snprintf(text, sizeof(text), "[%.9g", (double)p[0].value);
+
+    for (uint32_t i = 1; i < r->sampling.n_logprobs; i++)
+        len += (size_t)snprintf(text + len, sizeof(text) - len, ",%u,%.9g", p[i].id, (double)p[i].value);
+    snprintf(text + len, sizeof(text) - len, "]");
+    return cJSON_AddRawToObject(e, "logprobs", text) ? 0 : -ENOMEM;
+}
+
 int k3_request_events(const struct k3_request *r, uint32_t from, cJSON *array)
 {
-    uint32_t n = k3_request_n_events(r), n_logits = r->has_logits ? 1 : 0;
+    uint32_t n = k3_request_n_told(r, from), n_logits = r->has_logits ? 1 : 0;
     uint32_t n_tokens = r->n_ids - r->n_prompt - r->n_given;
 
     for (uint32_t i = from; i < n; i++) {
@@ -188,6 +240,8 @@ int k3_request_events(const struct k3_request *r, uint32_t from, cJSON *array)
             cJSON_AddStringToObject(e, "type", "token");
             cJSON_AddNumberToObject(e, "token", r->ids[r->n_prompt + index]);
             cJSON_AddNumberToObject(e, "index", index);
+            if (r->logprobs && logprobs_field(r, i - n_logits, e) < 0)
+                return -ENOMEM;
         } else {
             end_event(r, e);
         }

@@ -45,21 +45,23 @@ static int check_memory(const struct k3_computed *c, struct k3_err *err)
     uint64_t state = k3_state_bytes(cfg, c->opt.ctx), thread = k3_pass_thread_bytes(cfg, c->opt.ctx);
     uint64_t need, all, left;
     struct k3_memory memory;
-    char why[256];
+    char why[256], snapshots[40] = "";
 
     if (state > UINT64_MAX / K3_SEQUENCES_MAX / 2 || thread > UINT64_MAX / 1024 / 2)
         all = UINT64_MAX;
     else
         all = add(k3_engine_bytes(cfg, c->opt.ctx, c->opt.sequences, c->opt.batch_rows), thread * c->opt.threads);
-    need = add(all, k3_pass_bytes(cfg, c->opt.batch_rows));
+    need = add(add(all, k3_pass_bytes(cfg, c->opt.batch_rows)), k3_prefix_bytes(cfg, c->opt.ctx, c->opt.snapshots));
     k3_memory_read("", &memory);
     left = k3_memory_left(&memory, why, sizeof(why));
     if (need <= left)
         return 0;
-    return k3_refuse(err, -ENOMEM, "%.3f GB are needed for %u sequence%s of --ctx %u (%.3f GB each) and %u row%s, %.3f GB "
-                     "are available (%s): lower --ctx, --sequences or --batch-rows", (double)need * 1e-9, c->opt.sequences,
-                     c->opt.sequences == 1 ? "" : "s", c->opt.ctx, (double)state * 1e-9, c->opt.batch_rows,
-                     c->opt.batch_rows == 1 ? "" : "s", (double)left * 1e-9, why);
+    if (c->opt.snapshots)
+        snprintf(snapshots, sizeof(snapshots), " and %u snapshot%s", c->opt.snapshots, c->opt.snapshots == 1 ? "" : "s");
+    return k3_refuse(err, -ENOMEM, "%.3f GB are needed for %u sequence%s%s of --ctx %u (%.3f GB each) and %u row%s, %.3f GB "
+                     "are available (%s): lower --ctx, --sequences%s or --batch-rows", (double)need * 1e-9, c->opt.sequences,
+                     c->opt.sequences == 1 ? "" : "s", snapshots, c->opt.ctx, (double)state * 1e-9, c->opt.batch_rows,
+                     c->opt.batch_rows == 1 ? "" : "s", (double)left * 1e-9, why, c->opt.snapshots ? ", --snapshots" : "");
 }
 
 /* ---- peers ------------------------------------------------------------------------------------------------------------- */
@@ -133,7 +135,7 @@ static int open_engine(struct k3_computed *c, struct k3_err *err)
     struct k3_engine_opts o = {
         .m = c->model, .pass = c->pass, .source = k3_shm_source_get(c->source), .stats = k3_daemon_stats(c->daemon),
         .tracer = c->tracer, .prefetch = c->opt.prefetch, .meter = &c->meter, .abort = &c->abort, .stop = &c->stop, .ctx = c->opt.ctx,
-        .n_sequences = c->opt.sequences, .batch_rows = c->opt.batch_rows,
+        .n_sequences = c->opt.sequences, .n_snapshots = c->opt.snapshots, .batch_rows = c->opt.batch_rows,
         .generation = k3_daemon_generation(c->daemon), .kept_bytes_max = (uint64_t)c->opt.requests_mb << 20,
         .tick = k3_computed_tick, .arg = c,
     };
@@ -234,6 +236,7 @@ void k3_computed_info(void *arg, cJSON *reply)
     cJSON_AddNumberToObject(reply, "batch_rows", c->opt.batch_rows);
     cJSON_AddNumberToObject(reply, "ctx", c->opt.ctx);
     cJSON_AddNumberToObject(reply, "sequences", c->opt.sequences);
+    cJSON_AddNumberToObject(reply, "snapshots", c->opt.snapshots);
     cJSON_AddNumberToObject(reply, "state_bytes", (double)k3_state_bytes(cfg, c->opt.ctx));
     snprintf(latent, sizeof(latent), "%s bytes a position", k3_grouped_text(bytes, k3_state_kv_bytes(cfg)));
     cJSON_AddStringToObject(reply, "latent_kv", latent);

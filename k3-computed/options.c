@@ -12,6 +12,8 @@ bool k3_computed_options(struct k3_computed_options *o, int argc, char **argv, i
         { "ctx", K3_OPT_U32, &o->ctx, "N", "positions of one sequence (default 4096)", 1, 1u << 24 },
         { "sequences", K3_OPT_U32, &o->sequences, "N", "sequences with state at the same time, more requests queue "
           "(default 1)", 1, K3_SEQUENCES_MAX },
+        { "snapshots", K3_OPT_U32, &o->snapshots, "N", "beginnings of conversations that are kept, each as large as a sequence "
+          "(default 0)", 0, K3_SNAPSHOTS_MAX },
         { "batch-rows", K3_OPT_U32, &o->batch_rows, "N", "rows of one pass at most (default 512, or --ctx where that is less)", 1,
           K3_BATCH_ROWS_MAX },
         { "threads", K3_OPT_U32, &o->threads, "N", "threads of a pass (default: one a core, fewer under a quota)", 1, 1024 },

@@ -229,9 +229,27 @@ static int check_rows(struct k3_pass *p, const struct k3_row *rows, uint32_t n_r
             return k3_refuse(err, -ENOSPC,
                              "position %u: the context has room for %u; give more --ctx",
                              r->position, r->state->ctx);
+        if (r->keep && (r->keep == r->state || r->keep->ctx <= r->position ||
+                        r->keep->len_bytes != k3_state_bytes(c, r->keep->ctx)))
+            return k3_fail(err, -EINVAL, "row %u: the state to keep is its own, too small or of another model", i);
         seg->n_rows++;
     }
     return 0;
+}
+
+/* The states that rows want kept, after the pass. */
+static void keep_states(const struct k3_pass *p, bool spoilt)
+{
+    for (uint32_t i = 0; i < p->n_rows; i++) {
+        const struct k3_row *r = &p->rows[i];
+
+        if (!r->keep)
+            continue;
+        if (!spoilt)
+            k3_state_copy_latent(r->keep, r->state, r->position + 1);
+        r->keep->positions = spoilt ? 0 : r->position + 1;
+        r->keep->spoilt = spoilt;
+    }
 }
 
 static int grow_scratch(struct k3_pass *p, struct k3_err *err)
@@ -384,6 +402,7 @@ int k3_pass_run(struct k3_pass *p, struct k3_source *src, const struct k3_row *r
         for (uint32_t s = 0; s < p->n_segs; s++)
             p->seg[s].state->positions += p->seg[s].n_rows;
     }
+    keep_states(p, rc < 0);
     k3_pass_stage(p, K3_STAGE_OTHER);
     p->times.total_ns = p->stage_ns - t0;
     return rc;

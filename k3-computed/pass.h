@@ -27,6 +27,8 @@ void k3_state_free(struct k3_state *s);
 void k3_state_reset(struct k3_state *s);
 /* to becomes what from is.  Both of the same model; to has room for the positions of from. */
 void k3_state_copy(struct k3_state *to, const struct k3_state *from);
+/* Of it only the latent rows of the first n_positions; the rest of `to` is not touched. */
+void k3_state_copy_latent(struct k3_state *to, const struct k3_state *from, uint32_t n_positions);
 uint32_t k3_state_positions(const struct k3_state *s);
 uint64_t k3_state_bytes(const struct k3_config *c, uint32_t ctx);
 /* Of it the latent rows of one position, over all MLA layers: 55,296 for the released shape (spec/model.md 4.5). */
@@ -37,6 +39,9 @@ struct k3_row {
     uint32_t token;
     uint32_t position;   /* must equal the state's positions plus the rows of the same state before it in this pass */
     bool want_logits;
+    /* NULL, or a state of the same model, of no sequence of this pass and of no other row: it becomes what the sequence's state is
+     * after this row.  Nothing is computed for it, and the numbers are those of a pass that ends here.  Spoilt when the pass fails. */
+    struct k3_state *keep;
 };
 
 /* Looks into a pass; every member may be NULL.  Runs on the thread that runs the pass. */

@@ -1,6 +1,8 @@
 /* k3-computed/pass_kda.c: a KDA layer (spec/model.md 4.4).  Projections for all rows first; then
  * every (sequence, head) pair is one task that walks its rows in order with its state in cache:
  * convolution, norms, decay, recurrence, gate. */
+#include <string.h>
+
 #include "k3-computed/pass_private.h"
 
 uint64_t k3_pass_kda_floats(const struct k3_config *c)
@@ -23,6 +25,16 @@ struct kda_job {
     const float *conv[3], *a_log, *dt_bias, *o_norm;
     float q_scale;
 };
+
+/* Of the head at work: what its sequence's state is after this row. */
+static void keep_head(const struct kda_job *j, struct k3_state *keep, size_t head, const float *s, float *const *tail)
+{
+    size_t d = j->p->c->kda_dim, tail_floats = (j->p->c->conv_taps - 1) * d;
+
+    memcpy(k3_state_s(keep, j->layer) + head * d * d, s, d * d * sizeof(*s));
+    for (uint32_t w = 0; w < 3; w++)
+        memcpy(k3_state_tail(keep, j->layer, w) + head * tail_floats, tail[w], tail_floats * sizeof(*s));
+}
 
 static void kda_head(void *arg, size_t i, uint32_t worker)
 {
@@ -52,6 +64,8 @@ static void kda_head(void *arg, size_t i, uint32_t worker)
         p->k->kda_step(s, o, q, k, v, alpha, k3_sigmoidf(j->beta[row * c->kda_heads + head]), d, d,
                        tmp);
         k3_kda_gate(p->k, j->q + at, o, j->o_norm, j->g + at, d, c->rms_eps);
+        if (p->rows[row].keep)
+            keep_head(j, p->rows[row].keep, head, s, tail);
     }
 }
 

@@ -18,6 +18,9 @@ int k3_seqs_open(struct k3_seqs *s, uint32_t n, const struct k3_config *c, uint3
         if (rc < 0)
             return rc; /* k3_seqs_close frees what is there */
         rc = k3_state_touch(s->slot[s->n].state, err);
+        s->slot[s->n].held = rc == 0 ? calloc(ctx, sizeof(*s->slot[s->n].held)) : NULL;
+        if (rc == 0 && !s->slot[s->n].held)
+            rc = k3_fail(err, -ENOMEM, "no memory for the ids of %u positions; lower --ctx", ctx);
         if (rc < 0) {
             k3_state_free(s->slot[s->n].state);
             return rc;
@@ -28,19 +31,13 @@ int k3_seqs_open(struct k3_seqs *s, uint32_t n, const struct k3_config *c, uint3
 
 void k3_seqs_close(struct k3_seqs *s)
 {
-    for (uint32_t i = 0; i < s->n; i++)
+    for (uint32_t i = 0; i < s->n; i++) {
         k3_state_free(s->slot[i].state);
+        free(s->slot[i].held);
+    }
     free(s->slot);
     s->slot = NULL;
     s->n = 0;
-}
-
-struct k3_seq *k3_seqs_find_free(struct k3_seqs *s)
-{
-    for (uint32_t i = 0; i < s->n; i++)
-        if (!s->slot[i].request)
-            return &s->slot[i];
-    return NULL;
 }
 
 void k3_seqs_rows(const uint32_t *n_left, uint32_t n, uint32_t n_budget, uint32_t *n_rows)

@@ -89,6 +89,70 @@ static int get_ids(const cJSON *request, const char *name, bool needed, const ui
     return 0;
 }
 
+/* Without the field *out stays as it is. */
+static int maybe_double(const cJSON *request, const char *name, double *out, struct k3_err *err)
+{
+    return cJSON_GetObjectItemCaseSensitive(request, name) ? get_double(request, name, out, err) : 0;
+}
+
+/* [[id, value],..].  p->bias is the caller's, to be freed, also after a failure. */
+static int get_bias(const cJSON *request, struct k3_sampling *p, struct k3_err *err)
+{
+    const cJSON *field = cJSON_GetObjectItemCaseSensitive(request, "logit_bias"), *item;
+    struct k3_bias *bias;
+
+    if (!field)
+        return 0;
+    if (!cJSON_IsArray(field) || cJSON_GetArraySize(field) > (int)K3_BIASES_MAX)
+        return k3_refuse(err, -EINVAL, "logit_bias is not an array of at most %u pairs", K3_BIASES_MAX);
+    p->bias = bias = calloc((size_t)cJSON_GetArraySize(field) + 1, sizeof(*bias));
+    if (!bias)
+        return k3_fail(err, -ENOMEM, "no memory for logit_bias");
+    cJSON_ArrayForEach(item, field) {
+        const cJSON *id = cJSON_GetArrayItem(item, 0), *value = cJSON_GetArrayItem(item, 1);
+
+        if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) != 2 || !whole(id, UINT32_MAX) || !cJSON_IsNumber(value))
+            return k3_refuse(err, -EINVAL, "logit_bias[%u] is no pair of a token id and a number", p->n_bias);
+        bias[p->n_bias++] = (struct k3_bias){ (uint32_t)id->valuedouble, value->valuedouble };
+    }
+    return 0;
+}
+
+static int get_points(const cJSON *request, struct k3_submit *s, struct k3_err *err)
+{
+    const cJSON *field = cJSON_GetObjectItemCaseSensitive(request, "snapshot_points"), *item;
+
+    if (field && !cJSON_IsArray(field))
+        return k3_refuse(err, -EINVAL, "snapshot_points is not an array");
+    cJSON_ArrayForEach(item, field) {
+        if (s->n_points == K3_MAX_POINTS)
+            return k3_refuse(err, -E2BIG, "more than %u snapshot_points", K3_MAX_POINTS);
+        if (!whole(item, UINT32_MAX))
+            return k3_refuse(err, -EINVAL, "snapshot_points[%u] is not a whole number from 0 on", s->n_points);
+        s->point[s->n_points++] = (uint32_t)item->valuedouble;
+    }
+    return 0;
+}
+
+static int get_adjustments(const cJSON *request, struct k3_sampling *p, struct k3_err *err)
+{
+    static const uint64_t none = UINT64_MAX;
+    uint64_t top = none;
+    int rc = maybe_double(request, "presence_penalty", &p->presence_penalty, err);
+
+    p->repeat_penalty = 1;
+    if (rc == 0)
+        rc = maybe_double(request, "frequency_penalty", &p->frequency_penalty, err);
+    if (rc == 0)
+        rc = maybe_double(request, "repeat_penalty", &p->repeat_penalty, err);
+    if (rc == 0 && !(p->repeat_penalty > 0))
+        rc = k3_refuse(err, -EINVAL, "repeat_penalty %g: it must lie above 0", p->repeat_penalty);
+    if (rc == 0)
+        rc = get_uint(request, "logprobs", K3_TOP_LOGPROBS_MAX, &none, &top, err);
+    p->n_logprobs = rc == 0 && top != none ? (uint32_t)top + 1 : 0;
+    return rc < 0 ? rc : get_bias(request, p, err);
+}
+
 static int get_sampling(const cJSON *request, struct k3_sampling *p, struct k3_err *err)
 {
     const char *seed = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(request, "seed"));
@@ -107,7 +171,7 @@ static int get_sampling(const cJSON *request, struct k3_sampling *p, struct k3_e
     if (!seed || k3_parse_u64(seed, 0, UINT64_MAX, &p->seed) < 0)
         return k3_refuse(err, -EINVAL, "seed %.40s: it must be a string with a decimal number below 2^64",
                          seed ? seed : "(none)");
-    return 0;
+    return get_adjustments(request, p, err);
 }
 
 /* ---- commands ---------------------------------------------------------------------------------------------------------- */
@@ -130,6 +194,8 @@ int k3_computed_submit_parse(const cJSON *request, struct k3_submit *s, struct k
         rc = get_uint(request, "max_tokens", UINT32_MAX, NULL, &max_tokens, err);
     if (rc == 0)
         rc = get_sampling(request, &s->sampling, err);
+    if (rc == 0)
+        rc = get_points(request, s, err);
     if (rc == 0 && logits && !cJSON_IsBool(logits))
         rc = k3_refuse(err, -EINVAL, "logits is neither true nor false");
     s->max_tokens = (uint32_t)max_tokens;
@@ -143,6 +209,7 @@ void k3_computed_submit_free(struct k3_submit *s)
     free((void *)(uintptr_t)s->prompt); /* const for everybody else */
     free((void *)(uintptr_t)s->generated);
     free((void *)(uintptr_t)s->stop);
+    free((void *)(uintptr_t)s->sampling.bias);
     k3_constraint_free(s->constraint);
     *s = (struct k3_submit){ .n_prompt = 0 };
 }

@@ -135,15 +135,20 @@ void k3_state_reset(struct k3_state *s)
     s->spoilt = false;
 }
 
-void k3_state_copy(struct k3_state *to, const struct k3_state *from)
+void k3_state_copy_latent(struct k3_state *to, const struct k3_state *from, uint32_t n_positions)
 {
     if (to->n_layers != from->n_layers || to->kda_bytes != from->kda_bytes || to->kv_width != from->kv_width ||
-        to->ctx < from->positions)
-        k3_bug("%u positions copied to a state of %u, or of another model", from->positions, to->ctx);
-    memcpy(to->kda, from->kda, (size_t)from->kda_bytes);
+        to->ctx < n_positions)
+        k3_bug("%u positions copied to a state of %u, or of another model", n_positions, to->ctx);
     for (uint32_t i = 0; i < from->n_layers; i++) /* the MLA layers come behind all KDA layers */
         if ((const char *)from->layer[i] >= (const char *)from->kda + from->kda_bytes)
-            memcpy(to->layer[i], from->layer[i], (size_t)from->positions * from->kv_width * sizeof(float));
+            memcpy(to->layer[i], from->layer[i], (size_t)n_positions * from->kv_width * sizeof(float));
+}
+
+void k3_state_copy(struct k3_state *to, const struct k3_state *from)
+{
+    k3_state_copy_latent(to, from, from->positions);
+    memcpy(to->kda, from->kda, (size_t)from->kda_bytes);
     to->positions = from->positions;
     to->spoilt = from->spoilt;
 }

@@ -32,5 +32,10 @@ const struct k3_stat_def k3_computed_stat_defs[K3_N_CS] = {
     [K3_CS_LAYER] = { "layer", "1", "layer that is being computed, 0 when idle", K3_GAUGE },
     [K3_CS_WAITING] = { "waiting", "1", "waits for: 0 nothing, 1 trunkd, 2 expertd", K3_GAUGE },
     [K3_CS_PASS_TIME] = { "pass_time_ns", "ns", "time of one pass", K3_HISTOGRAM },
+    [K3_CS_SNAPSHOTS] = { "snapshots", "count", "beginnings of conversations kept in snapshots", K3_GAUGE },
+    [K3_CS_SNAPSHOT_BYTES] = { "snapshot_bytes", "bytes", "what they hold, of the memory that is there for them", K3_GAUGE },
+    [K3_CS_SNAPSHOTS_EVICTED] = { "snapshots_evicted", "count", "snapshots that gave way to others", K3_COUNTER },
+    [K3_CS_PREFIX_HITS] = { "prefix_hits", "count", "requests that began where an earlier one had been", K3_COUNTER },
+    [K3_CS_CACHED_TOKENS] = { "cached_tokens", "count", "prompt positions that were there and not computed again", K3_COUNTER },
     [K3_CS_TOKEN_TIME] = { "token_time_ns", "ns", "time between two tokens of an answer", K3_HISTOGRAM },
 };

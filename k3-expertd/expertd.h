@@ -61,6 +61,7 @@ struct k3_expertd {
     struct k3_reader *reader;
     struct k3_bridge bridge;
     struct k3_verify verify; /* a mark per expert */
+    struct k3_layer_count { _Atomic uint64_t demands, hits; } *layer_count; /* n_layers; one writer, the control thread reads */
     uint64_t tensor_bytes[K3_EXPERT_TENSORS]; /* what the sum of an expert is over */
     int efd;         /* news for the main loop: completed reads, the bridge, stop */
     uint32_t n_slots;
@@ -85,6 +86,13 @@ int k3_expertd_open(struct k3_expertd *d, struct k3_err *err);
 void k3_expertd_close(struct k3_expertd *d, int rc); /* rc < 0: the arena is left for the successor */
 /* A new control segment over the same arena; the client sees it as a restart. */
 int k3_expertd_publish(struct k3_expertd *d, struct k3_err *err);
+/* A demand of a layer that has experts, or that one of them was a hit. */
+static inline void k3_expertd_count_layer(struct k3_expertd *d, uint32_t layer, bool hit)
+{
+    struct k3_layer_count *c = &d->layer_count[layer];
+
+    atomic_fetch_add_explicit(hit ? &c->hits : &c->demands, 1, memory_order_relaxed);
+}
 /* verify.c */
 int k3_xverify_open(struct k3_expertd *d, struct k3_err *err);
 /* Compares an expert that has landed with its sum; a wrong one becomes a failed read, with its file and offset. */

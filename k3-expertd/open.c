@@ -1,5 +1,6 @@
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -232,6 +233,28 @@ static void info(void *arg, cJSON *reply)
         cJSON_AddStringToObject(reply, "verify_note", K3_VERIFY_NOTE);
 }
 
+/* What changes while the family works, for those who look every second: `flow` of ipc/msg.h. */
+static int control(void *arg, const char *cmd, const cJSON *request, cJSON *reply, struct k3_err *err)
+{
+    struct k3_expertd *d = arg;
+    const struct k3_io_files *fs = k3_reader_files(d->reader);
+    cJSON *demands, *hits;
+
+    (void)request;
+    if (strcmp(cmd, "flow") != 0)
+        return k3_refuse(err, -ENOSYS, "%s knows no command \"%.40s\"", K3_EXPERTD_NAME, cmd);
+    k3_io_files_info(fs, k3_io_files_block_bytes(fs), reply);
+    demands = cJSON_AddArrayToObject(reply, "layer_demands");
+    hits = cJSON_AddArrayToObject(reply, "layer_hits");
+    for (uint32_t i = 0; i < d->model->cfg.n_layers; i++) {
+        const struct k3_layer_count *c = &d->layer_count[i];
+
+        cJSON_AddItemToArray(hits, cJSON_CreateNumber((double)atomic_load_explicit(&c->hits, memory_order_relaxed)));
+        cJSON_AddItemToArray(demands, cJSON_CreateNumber((double)atomic_load_explicit(&c->demands, memory_order_relaxed)));
+    }
+    return 0;
+}
+
 static void on_stop(void *arg)
 {
     struct k3_expertd *d = arg;
@@ -290,13 +313,15 @@ int k3_expertd_open(struct k3_expertd *d, struct k3_err *err)
 
     if (rc == 0)
         rc = open_model(d, err);
+    if (rc == 0 && !(d->layer_count = calloc(d->model->cfg.n_layers, sizeof(*d->layer_count))))
+        rc = k3_fail(err, -ENOMEM, "counters of %u layers", d->model->cfg.n_layers);
     if (rc == 0)
         rc = k3_xverify_open(d, err);
     if (rc == 0)
         rc = size_arena(d, err);
     if (rc == 0)
-        rc = k3_daemon_open(&d->daemon, K3_EXPERTD_NAME, &d->opt.common, k3_expertd_stat_defs, K3_XS_N, NULL, info, d,
-                            err);
+        rc = k3_daemon_open(&d->daemon, K3_EXPERTD_NAME, &d->opt.common, k3_expertd_stat_defs, K3_XS_N, control, info,
+                            d, err);
     if (rc < 0)
         return rc;
     /* A dead predecessor's: nobody should attach to it, nor be refused by it while the arena is made. */
@@ -355,5 +380,6 @@ void k3_expertd_close(struct k3_expertd *d, int rc)
     k3_daemon_close(d->daemon);
     if (d->efd >= 0)
         close(d->efd);
+    free(d->layer_count);
     k3_model_close(d->model);
 }

@@ -107,6 +107,8 @@ static int given(struct k3_expertd *d, const struct k3_want *w, const struct k3_
     if (g->answer == K3_ANSWER_QUEUED)
         return 0;
     count(d, g->answer == K3_ANSWER_HIT ? K3_XS_HITS : K3_XS_MISSES);
+    if (g->answer == K3_ANSWER_HIT)
+        k3_expertd_count_layer(d, w->layer, true);
     if (g->prefetched)
         count(d, K3_XS_PREFETCH_HITS);
     if (g->answer == K3_ANSWER_HIT)
@@ -139,6 +141,7 @@ static int demand(struct k3_expertd *d, const struct k3_expert_req *rq)
         count(d, K3_XS_ERRORS);
         return complete(d, &w, &c);
     }
+    k3_expertd_count_layer(d, rq->layer, false);
     rc = k3_slots_demand(d->slots, &w, &g);
     return rc < 0 ? rc : given(d, &w, &g);
 }

@@ -23,6 +23,9 @@ static int on_text(void *arg, enum k3_channel channel, const char *text, size_t 
         rc = k3_buf_append(&a->thinking, text, len_bytes);
         return rc == 0 && a->fn ? a->fn(a->arg, channel, text, len_bytes) : rc;
     }
+    a->fed_bytes += len_bytes;
+    for (size_t i = 0; i < len_bytes; i++)
+        a->fed_chars += ((unsigned char)text[i] & 0xc0) != 0x80;
     rc = k3_stop_feed(&a->stop, text, len_bytes, &a->shown);
     return rc < 0 ? rc : show(a);
 }
@@ -70,6 +73,40 @@ void k3_answer_calls(struct k3_answer *a, uint32_t max_calls, k3_call_fn *fn)
         k3_out_calls(&a->out, max_calls, on_call);
 }
 
+static int on_id(void *arg, enum k3_channel channel, size_t index)
+{
+    struct k3_answer *a = arg;
+    struct k3_answer_ids *v = &a->ids[channel];
+
+    if (v->n == v->cap) {
+        size_t cap = v->cap ? 2 * v->cap : 64;
+        struct k3_answer_id *more = reallocarray(v->id, cap, sizeof(*more));
+
+        if (!more)
+            return -ENOMEM;
+        v->id = more;
+        v->cap = cap;
+    }
+    v->id[v->n++] = channel == K3_OUT_THINK ? (struct k3_answer_id){ index, a->thinking.len_bytes, 0 }
+                                            : (struct k3_answer_id){ index, a->fed_bytes, a->fed_chars };
+    return 0;
+}
+
+void k3_answer_want_ids(struct k3_answer *a)
+{
+    a->wants_ids = true;
+    if (a->mode == K3_ANSWER_CHAT)
+        k3_out_ids(&a->out, on_id);
+}
+
+const struct k3_answer_id *k3_answer_take_id(struct k3_answer *a, enum k3_channel channel)
+{
+    size_t shown = channel == K3_OUT_THINK ? a->thinking.len_bytes : a->text.len_bytes;
+    struct k3_answer_ids *v = &a->ids[channel];
+
+    return v->n_taken < v->n && v->id[v->n_taken].at_bytes < shown ? &v->id[v->n_taken++] : NULL;
+}
+
 void k3_answer_open(struct k3_answer *a, const struct k3_tokenizer *t, enum k3_answer_mode mode, bool thinking,
                     const char *const *stop, size_t n_stop, k3_out_fn *fn, void *arg)
 {
@@ -84,13 +121,16 @@ int k3_answer_feed(struct k3_answer *a, uint32_t id)
     const char *bytes;
     int rc = 0;
 
+    a->n_fed++;
     if (a->mode == K3_ANSWER_CHAT) {
         rc = k3_out_feed(&a->out, id);
     } else if (a->t) {
         bytes = k3_tokenizer_bytes(a->t, id, &len_bytes);
         if (!bytes)
             return -EINVAL;
-        if (id < k3_tokenizer_base(a->t)) /* special ids have no text */
+        if (id < k3_tokenizer_base(a->t) && a->wants_ids)
+            rc = on_id(a, K3_OUT_RESPONSE, a->n_fed - 1);
+        if (rc == 0 && id < k3_tokenizer_base(a->t)) /* special ids have no text */
             rc = k3_utf8_feed(&a->utf8, bytes, len_bytes, &a->scratch);
         n = a->scratch.len_bytes;
         a->scratch.len_bytes = 0;
@@ -128,6 +168,8 @@ void k3_answer_close(struct k3_answer *a)
         k3_buf_free(&a->call[i].arguments);
     }
     free(a->call);
+    free(a->ids[0].id);
+    free(a->ids[1].id);
     k3_stop_free(&a->stop);
     k3_buf_free(&a->text);
     k3_buf_free(&a->thinking);

@@ -271,6 +271,48 @@ bool k3_chat_starts_in_think(const struct k3_chat_message *last, bool thinking)
     return thinking && n_bytes == 0;
 }
 
+/* ---- where prompts part ---- */
+
+/* Does a message begin at `at` with this role, and this type (N_WORDS: any or none)?  Only the renderer places markers, so what
+ * a client sends can look like none of it. */
+static bool is_message(const struct k3_chat *c, const struct k3_ids *p, size_t at, enum word role, enum word type)
+{
+    const enum word head[] = { W_MESSAGE, W_ROLE, W_EQUALS, role, W_QUOTE, W_TYPE, W_EQUALS, type, W_QUOTE };
+    size_t n = sizeof(head) / sizeof(head[0]) - (type == N_WORDS ? 4 : 0);
+
+    if (at >= p->n || p->id[at++] != k3_tokenizer_base(c->t) + K3_SP_OPEN)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        const struct k3_ids *w = &c->word[head[i]];
+
+        if (w->n > p->n - at || memcmp(p->id + at, w->id, w->n * sizeof(*w->id)) != 0)
+            return false;
+        at += w->n;
+    }
+    return true;
+}
+
+uint32_t k3_chat_points(const struct k3_chat *c, const struct k3_ids *prompt, uint32_t out[K3_CHAT_POINTS])
+{
+    size_t at = 0, system = 0, history = 0;
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < prompt->n; i++) {
+        if (prompt->id[i] != k3_tokenizer_base(c->t) + K3_SP_END_OF_MSG)
+            continue;
+        if (is_message(c, prompt, at, W_SYSTEM, W_TOOL_CHOICE) || is_message(c, prompt, at, W_SYSTEM, W_RESPONSE_FORMAT))
+            break; /* the history has ended */
+        if (at == system && is_message(c, prompt, at, W_SYSTEM, N_WORDS))
+            system = i + 1;
+        history = at = i + 1;
+    }
+    if (system >= K3_POINT_SYSTEM_IDS && system < history)
+        out[n++] = (uint32_t)system;
+    if (history)
+        out[n++] = (uint32_t)history;
+    return n;
+}
+
 /* ---- results of calls ---- */
 
 /* Results behind an assistant message: its calls in the order of their ids, and how many results have been rendered since. */

@@ -65,6 +65,13 @@ void k3_chat_close(struct k3_chat *c);
 int k3_chat_render(const struct k3_chat *c, const struct k3_chat_message *messages, size_t n,
                    const struct k3_chat_opts *opts, struct k3_ids *out, struct k3_err *err);
 
+/* Lengths of beginnings of a rendered prompt that later prompts are likely to share, ascending (spec/text.md 3.10): the system
+ * messages that it begins with, where they are K3_POINT_SYSTEM_IDS or more; and the whole history, without what is said for this
+ * request alone (tool choice, response format, generation prompt).  Returns how many. */
+#define K3_CHAT_POINTS 2u
+#define K3_POINT_SYSTEM_IDS 256u
+uint32_t k3_chat_points(const struct k3_chat *c, const struct k3_ids *prompt, uint32_t out[K3_CHAT_POINTS]);
+
 /* The channel that the prompt leaves open, for the parser: think, or else response.  last: the last message, or NULL. */
 bool k3_chat_starts_in_think(const struct k3_chat_message *last, bool thinking);
 
@@ -72,6 +79,9 @@ bool k3_chat_starts_in_think(const struct k3_chat_message *last, bool thinking);
 enum k3_channel { K3_OUT_THINK, K3_OUT_RESPONSE };
 /* Whole characters of one channel, in order.  A negative return stops the feed with that code. */
 typedef int k3_out_fn(void *arg, enum k3_channel channel, const char *text, size_t len_bytes);
+
+/* The id that was fed as number `index` (from 0) has text in this channel, which comes next there, perhaps later. */
+typedef int k3_out_id_fn(void *arg, enum k3_channel channel, size_t index);
 
 /* Calls, in order; index counts from 0.
  *   BEGIN       text: the name of the tool
@@ -91,6 +101,9 @@ struct k3_out {
     const struct k3_tokenizer *t; /* borrowed */
     k3_out_fn *fn;
     k3_call_fn *call_fn; /* NULL: calls are dropped */
+    k3_out_id_fn *id_fn; /* NULL: nobody asks which ids make the text */
+    size_t n_fed;
+    struct k3_ids tag_index; /* for id_fn: of the ids of `tag` */
     void *arg;
     enum k3_out_state state;
     bool first;          /* no id seen yet */
@@ -112,6 +125,8 @@ struct k3_out {
 void k3_out_open(struct k3_out *o, const struct k3_tokenizer *t, bool thinking, k3_out_fn *fn, void *arg);
 /* To be told of calls, at most max_calls complete ones.  Call it before the first id. */
 void k3_out_calls(struct k3_out *o, uint32_t max_calls, k3_call_fn *fn);
+/* To be told which ids the texts come from.  Call it before the first id. */
+void k3_out_ids(struct k3_out *o, k3_out_id_fn *fn);
 int k3_out_feed(struct k3_out *o, uint32_t id);
 /* No more ids: what was held back comes out.  To be called once. */
 int k3_out_finish(struct k3_out *o);

@@ -1,4 +1,4 @@
-/* One request and its answer: parameters from the options and the model, text to stdout as it comes, the JSON object. */
+/* One request and its answer: parameters from the prompt and the model, text to stdout as it comes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -43,22 +43,31 @@ int k3_router_stop_ids(const struct k3_router *r, struct k3_ids *out, struct k3_
     return rc < 0 ? k3_fail(err, rc, "request: no memory") : 0;
 }
 
-static int parameters(const struct k3_router *r, size_t n_prompt, struct k3_ask_params *p, struct k3_err *err)
+void k3_prompt_init(struct k3_prompt *p, const struct k3_router *r)
 {
     const struct k3_router_opts *o = &r->opt;
+
+    *p = (struct k3_prompt){ .thinking = r->thinking, .max_calls = o->json || o->lines ? UINT32_MAX : 0, .stop = o->stop.item,
+                             .n_stop = o->stop.n, .max_tokens = o->max_tokens, .temperature = o->temperature,
+                             .top_p = o->top_p, .min_p = o->min_p, .top_k = o->top_k, .seeded = o->seed != NULL };
+    if (o->seed)
+        k3_parse_u64(o->seed, 0, UINT64_MAX, &p->seed); /* options.c has checked it */
+}
+
+static int parameters(const struct k3_router *r, const struct k3_prompt *o, struct k3_ask_params *p, struct k3_err *err)
+{
     bool greedy = r->mode != K3_ANSWER_CHAT;
 
     p->temperature = o->temperature >= 0 ? o->temperature : greedy ? 0 : r->gen.temperature;
     p->top_p = o->top_p > 0 ? o->top_p : r->gen.top_p;
     p->min_p = o->min_p >= 0 ? o->min_p : r->gen.min_p;
     p->top_k = o->top_k != UINT32_MAX ? o->top_k : r->gen.top_k;
-    p->logits = o->logits != NULL;
+    p->logits = r->opt.logits != NULL;
     p->max_tokens = o->max_tokens;
     if (!p->max_tokens) /* a prompt that fills the context is refused by k3-computed, with both numbers */
-        p->max_tokens = !r->ctx ? DEFAULT_MAX_TOKENS : n_prompt < r->ctx ? r->ctx - n_prompt : 1;
-    if (o->seed)
-        return k3_parse_u64(o->seed, 0, UINT64_MAX, &p->seed);
-    if (getrandom(&p->seed, sizeof(p->seed), 0) != (ssize_t)sizeof(p->seed))
+        p->max_tokens = !r->ctx ? DEFAULT_MAX_TOKENS : o->ids.n < r->ctx ? r->ctx - o->ids.n : 1;
+    p->seed = o->seed;
+    if (!o->seeded && getrandom(&p->seed, sizeof(p->seed), 0) != (ssize_t)sizeof(p->seed))
         return k3_fail(err, -errno, "seed: getrandom: %s", strerror(errno));
     return 0;
 }
@@ -88,6 +97,17 @@ static int write_safely(const char *text, size_t len_bytes)
     return rc;
 }
 
+/* Before the first text of a channel.  Thinking is dim, or in brackets where there are no colours, and ends with an empty line. */
+static int show_channel(const struct k3_exchange *x, enum k3_channel channel)
+{
+    bool colours = k3_router_colours(STDOUT_FILENO);
+    const char *text = channel == K3_OUT_THINK ? (colours ? DIM : "[thinking] ")
+                       : !x->any_shown         ? ""
+                                               : (colours ? UNDIM "\n\n" : "\n[answer]\n");
+
+    return k3_router_write(text, strlen(text));
+}
+
 static int show(void *arg, enum k3_channel channel, const char *text, size_t len_bytes)
 {
     struct k3_exchange *x = arg;
@@ -96,10 +116,10 @@ static int show(void *arg, enum k3_channel channel, const char *text, size_t len
     if (!x->live || (channel == K3_OUT_THINK && !x->thinking_live))
         return 0;
     k3_progress_erase(x->progress);
-    if (x->thinking_live && channel != x->shown) /* dimmed thinking ends with a line of its own */
-        rc = channel == K3_OUT_THINK ? k3_router_write(DIM, strlen(DIM))
-                                     : k3_router_write(UNDIM "\n\n", strlen(UNDIM "\n\n"));
+    if (x->thinking_live && (!x->any_shown || channel != x->shown))
+        rc = show_channel(x, channel);
     x->shown = channel;
+    x->any_shown = true;
     if (rc == 0)
         rc = x->stdout_tty ? write_safely(text, len_bytes) : k3_router_write(text, len_bytes);
     x->line_open = text[len_bytes - 1] != '\n';
@@ -111,6 +131,8 @@ static int on_token(void *arg, uint32_t token)
 {
     struct k3_exchange *x = arg;
 
+    if (x->watch && x->watch->token)
+        x->watch->token(x->watch->arg);
     return k3_answer_feed(&x->answer, token);
 }
 
@@ -118,6 +140,8 @@ static void on_progress(void *arg, const struct k3_ask_progress *p)
 {
     struct k3_exchange *x = arg;
 
+    if (x->watch && x->watch->progress)
+        x->watch->progress(x->watch->arg, p);
     k3_progress_show(x->progress, p, x->ask.generated.n, x->line_open && x->stdout_tty);
 }
 
@@ -125,6 +149,10 @@ static void on_notice(void *arg, const char *line)
 {
     struct k3_exchange *x = arg;
 
+    if (x->watch && x->watch->notice) {
+        x->watch->notice(x->watch->arg, line);
+        return;
+    }
     k3_progress_erase(x->progress);
     fprintf(stderr, "%sk3-router: %s\n", x->line_open && x->stdout_tty ? "\n" : "", line);
 }
@@ -158,34 +186,72 @@ static bool interrupted(void *arg)
     return x->stops_at_interrupt && k3_router_interrupts != 0;
 }
 
+static bool leave(void *arg)
+{
+    const struct k3_exchange *x = arg;
+
+    return x->watch && x->watch->leave && x->watch->leave(x->watch->arg);
+}
+
 /* ---- life ---- */
 
-int k3_exchange_new(struct k3_exchange *x, struct k3_router *r, struct k3_ids *prompt, struct k3_err *err)
+/* What --resume needs to show the answer. */
+static cJSON *shown(const struct k3_router *r, const struct k3_prompt *p)
 {
     static const char *const mode[] = { "chat", "raw", "ids" };
-    struct k3_ask_params p = { 0 };
+    cJSON *o = cJSON_CreateObject(), *texts = cJSON_AddArrayToObject(o, "stop");
+
+    cJSON_AddStringToObject(o, "mode", mode[r->mode]);
+    cJSON_AddBoolToObject(o, "thinking", r->mode == K3_ANSWER_CHAT && p->thinking);
+    cJSON_AddStringToObject(o, "model", r->model_dir);
+    cJSON_AddStringToObject(o, "instance", r->instance);
+    for (size_t i = 0; i < p->n_stop; i++)
+        cJSON_AddItemToArray(texts, cJSON_CreateString(p->stop[i]));
+    return o;
+}
+
+/* The journal of p->id.  1: there is none to go on with, and a new one can be made. */
+static int go_on(struct k3_exchange *x, const struct k3_prompt *p, struct k3_err *err)
+{
+    char path[1100];
+    int rc = k3_ask_resume(&x->ask, p->id, x->r->state_dir, err);
+
+    if (rc == 0 && x->ask.end != K3_ASK_CANCELLED)
+        return 0;
+    if (rc < 0 && rc != -ENOENT && rc != -EINVAL)
+        return rc;
+    /* Cut off in its head, or cancelled by somebody else: of no use. */
+    k3_ask_free(&x->ask);
+    snprintf(path, sizeof(path), "%s/%s.journal", x->r->state_dir, p->id);
+    unlink(path);
+    *err = (struct k3_err)K3_ERR_INIT;
+    return 1;
+}
+
+int k3_exchange_new(struct k3_exchange *x, struct k3_router *r, struct k3_prompt *p, struct k3_err *err)
+{
+    struct k3_ask_params params = { 0 };
     struct k3_ids stop = { 0 };
-    cJSON *shown, *texts;
+    char id[K3_JOURNAL_ID_LEN + 1];
     int rc;
 
     *x = (struct k3_exchange){ .r = r, .ask = K3_ASK_INIT, .shown = K3_OUT_RESPONSE };
-    k3_answer_open(&x->answer, r->t, r->mode, r->thinking, r->opt.stop.item, r->opt.stop.n, show, x);
-    rc = parameters(r, prompt->n, &p, err);
-    if (rc == 0)
+    k3_answer_open(&x->answer, r->t, r->mode, p->thinking, p->stop, p->n_stop, show, x);
+    if (p->max_calls)
+        k3_answer_calls(&x->answer, p->max_calls, NULL);
+    rc = p->id ? go_on(x, p, err) : 1;
+    if (rc > 0)
+        rc = parameters(r, p, &params, err);
+    if (rc == 0 && !x->ask.id[0] && r->mode == K3_ANSWER_CHAT)
+        params.n_points = k3_chat_points(r->chat, &p->ids, params.point);
+    if (rc == 0 && !x->ask.id[0])
         rc = k3_router_stop_ids(r, &stop, err);
-    if (rc == 0) {
-        shown = cJSON_CreateObject();
-        texts = cJSON_AddArrayToObject(shown, "stop");
-        cJSON_AddStringToObject(shown, "mode", mode[r->mode]);
-        cJSON_AddBoolToObject(shown, "thinking", r->mode == K3_ANSWER_CHAT && r->thinking);
-        cJSON_AddStringToObject(shown, "model", r->model_dir);
-        cJSON_AddStringToObject(shown, "instance", r->instance);
-        for (size_t i = 0; i < r->opt.stop.n; i++)
-            cJSON_AddItemToArray(texts, cJSON_CreateString(r->opt.stop.item[i]));
-        rc = k3_ask_new(&x->ask, prompt, &p, stop.id, stop.n, shown, r->state_dir, err);
+    if (rc == 0 && !x->ask.id[0]) {
+        k3_journal_new_id(id);
+        rc = k3_ask_new_as(&x->ask, p->id ? p->id : id, &p->ids, &params, stop.id, stop.n, shown(r, p), r->state_dir, err);
     }
     k3_ids_free(&stop);
-    k3_ids_free(prompt);
+    k3_ids_free(&p->ids);
     return rc;
 }
 
@@ -223,6 +289,8 @@ int k3_exchange_resume(struct k3_exchange *x, struct k3_router *r, const char *i
         if (cJSON_IsString(text) && r->opt.stop.n < sizeof(r->opt.stop.item) / sizeof(r->opt.stop.item[0]))
             r->opt.stop.item[r->opt.stop.n++] = text->valuestring;
     k3_answer_open(&x->answer, r->t, r->mode, thinking, r->opt.stop.item, r->opt.stop.n, show, x);
+    if (r->opt.json)
+        k3_answer_calls(&x->answer, UINT32_MAX, NULL);
     return 0;
 }
 
@@ -231,8 +299,8 @@ int k3_exchange_run(struct k3_exchange *x, struct k3_err *err)
     const struct k3_router_opts *o = &x->r->opt;
     struct k3_ask_hooks hooks = { .arg = x, .token = on_token, .notice = on_notice, .interrupted = interrupted,
                                   .logits = o->logits ? on_logits : NULL,
-                                  .progress = x->progress ? on_progress : NULL };
-    struct k3_ask_peer peer = { x->r->rundir, x->r->instance, o->wait_s, o->model, o->state_dir };
+                                  .progress = x->progress || x->watch ? on_progress : NULL, .leave = leave };
+    struct k3_ask_peer peer = { x->r->rundir, x->r->instance, o->wait_s, o->model, o->state_dir, x->expects_peer };
     int rc, flush;
 
     x->stdout_tty = isatty(STDOUT_FILENO);
@@ -240,62 +308,11 @@ int k3_exchange_run(struct k3_exchange *x, struct k3_err *err)
 
     flush = k3_answer_finish(&x->answer);
     k3_progress_erase(x->progress);
-    if (x->live && x->thinking_live && x->shown == K3_OUT_THINK)
+    if (x->live && x->thinking_live && x->shown == K3_OUT_THINK && k3_router_colours(STDOUT_FILENO))
         k3_router_write(UNDIM, strlen(UNDIM));
     if (rc == 0 && flush < 0)
         rc = k3_fail(err, flush, "showing the end of the answer: %s", strerror(-flush));
     return rc;
-}
-
-static double seconds(uint64_t from_ns, uint64_t to_ns)
-{
-    return from_ns && to_ns > from_ns ? (double)(to_ns - from_ns) / 1e9 : 0;
-}
-
-/* Tokens a second from the first token on.  0: one token or none, or resumed, where tokens come as fast as they are read. */
-static double rate(const struct k3_ask *a, double decode_s)
-{
-    return a->first_ns && !a->resumed && decode_s > 0 ? (double)(a->generated.n - 1) / decode_s : 0;
-}
-
-static int put_text(struct k3_buf *out, const char *key, bool known, const struct k3_buf *text)
-{
-    int rc = k3_buf_printf(out, ",\"%s\":", key);
-
-    return rc | (known ? k3_buf_json(out, text->bytes, text->len_bytes) : k3_buf_puts(out, "null"));
-}
-
-int k3_exchange_json(const struct k3_exchange *x, long long index, const struct k3_err *err, struct k3_buf *out)
-{
-    const struct k3_ask *a = &x->ask;
-    double first = seconds(a->start_ns, a->first_ns), all = seconds(a->start_ns, a->end_ns ? a->end_ns : k3_now_ns());
-    bool asked = a->id[0];
-    int rc = k3_buf_puts(out, "{");
-
-    if (index >= 0)
-        rc |= k3_buf_printf(out, "\"index\":%lld,", index);
-    if (asked) {
-        rc |= k3_buf_printf(out, "\"id\":\"%s\",\"prompt_ids\":", a->id);
-        rc |= k3_buf_json_ids(out, &a->prompt);
-        rc |= k3_buf_puts(out, ",\"generated_ids\":");
-        rc |= k3_buf_json_ids(out, &a->generated);
-        rc |= put_text(out, "text", x->answer.t != NULL, &x->answer.text);
-        rc |= put_text(out, "thinking", x->answer.mode == K3_ANSWER_CHAT, &x->answer.thinking);
-        rc |= a->stop_id < 0 ? k3_buf_puts(out, ",\"stop_id\":null,")
-                             : k3_buf_printf(out, ",\"stop_id\":%lld,", (long long)a->stop_id);
-    }
-    rc |= k3_buf_printf(out, "\"finish_reason\":\"%s\"", err && err->code ? "error" : k3_ask_end_name(a->end));
-    if (err && err->code) {
-        rc |= k3_buf_printf(out, ",\"code\":%d,\"error\":", err->exit_status);
-        rc |= k3_buf_json(out, err->text, k3_utf8_check(err->text, strlen(err->text)));
-    }
-    if (asked)
-        rc |= k3_buf_printf(out, ",\"seed\":\"%llu\",\"temperature\":%.10g,\"timing\":{\"first_token_s\":%.6f,"
-                            "\"total_s\":%.6f,\"prompt_tokens\":%zu,\"generated_tokens\":%zu,\"tokens_per_s\":%.3f}",
-                            (unsigned long long)a->params.seed, a->params.temperature, first, all, a->prompt.n,
-                            a->generated.n, rate(a, all - first));
-    rc |= k3_buf_puts(out, "}");
-    return rc ? -ENOMEM : 0;
 }
 
 void k3_exchange_close(struct k3_exchange *x)

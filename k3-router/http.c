@@ -190,6 +190,7 @@ static void close_all(struct k3_http *h)
     if (h->listen_fd >= 0)
         close(h->listen_fd);
     k3_http_keys_free(&h->keys);
+    k3_http_flow_free(&h->flow);
 }
 
 static void serve(struct k3_http *h)

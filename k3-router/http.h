@@ -4,7 +4,9 @@
  *   http_serve.c   libmicrohttpd's callbacks: one request in       http_reply.c   what goes out, and when it may
  *   http_watch.c   connections: deadlines, gone clients, comments  http_family.c  what the daemons say; models, health, metrics
  *   http_fields.c  fields of a body, and the refusals that name them
- *   http_tokens.c  /tokenize, /detokenize                          http_ask.c     completions: prepare, queue, run, shape
+ *   http_tokens.c  /tokenize, /detokenize                          http_ask.c     completions: prepare, run, end
+ *   http_queue.c   who has to wait, and for whom                   http_shape.c, http_logprobs.c   answers as JSON
+ *   http_page.c    the page: files of web/, embedded               http_machine.c what /v1/k3/stats has beside the pages
  *
  * Threads: one of libmicrohttpd (callbacks; nothing in it blocks), one that watches connections, one that asks k3-computed
  * what it is, two that prepare requests (a long prompt takes seconds to tokenize), and one for each answer that is being made.
@@ -15,8 +17,11 @@
  *   READING    -> PREPARING  the body is whole; the connection is suspended        http_serve.c
  *   PREPARING  -> READY      refused, or answered (tokens)                          the preparing thread
  *   PREPARING  -> QUEUED     a job that waits for its turn                          http_ask.c
- *   QUEUED     -> RUNNING    one thread of its own asks k3-computed                 http_ask.c
+ *   QUEUED     -> RUNNING    one thread of its own asks k3-computed                 http_queue.c
  *   QUEUED, RUNNING -> ENDED the answer is whole, or failed                        http_ask.c
+ * A request with "n" becomes n jobs (struct k3_http_job), one after the other in the queue.  Each takes a place there, starts when
+ * one is free, and holds nothing while it waits, so that no two requests can wait for each other.  The request is RUNNING from its
+ * first start to its last end.  An answer that fails ends the reply, and with it the others.
  * Beside it goes `sending`: the head has been given to libmicrohttpd, and `out` is what follows.  A stream is sending from the
  * moment it is queued; a plain answer when it is whole, or after ten seconds, with white space before the JSON.
  * gone: the client has left.  It is set once, by whoever notices, and ends the work at the next look. */
@@ -35,8 +40,12 @@
 
 #define K3_HTTP_BODY_MAX (64u << 20)    /* one request */
 #define K3_HTTP_VALUES_MAX (2u << 20)   /* JSON values of one body: a node is 64 bytes; a prompt has at most 2^20 ids */
-#define K3_HTTP_OUT_MAX (16u << 20)     /* what a client has not taken yet */
+#define K3_HTTP_OUT_MAX (16u << 20)     /* what a client has not taken yet of a stream */
 #define K3_HTTP_STOPS_MAX 16u
+#define K3_HTTP_CHOICES_MAX 8u          /* n */
+#define K3_HTTP_BIASES_MAX 1024u
+#define K3_HTTP_BIAS_MOST 100.0
+#define K3_HTTP_TEXT_LOGPROBS_MAX 5     /* of /v1/completions */
 #define K3_HTTP_PATIENCE_NS 9500000000ull /* a plain answer that takes longer begins with white space, and goes on with it */
 
 /* ---- http_guard.c: pure ------------------------------------------------------------------------------------------------ */
@@ -65,6 +74,9 @@ bool k3_http_origin_same(const char *origin, const char *host);
 bool k3_http_origin_listed(const char *origin, const struct k3_str_list *list);
 /* A list of header names and nothing else, so that it can be echoed. */
 bool k3_http_header_names_ok(const char *text);
+/* The entity tag is in the list of If-None-Match (NULL: none), or the list is *; compared as weak ones are (RFC 9110 13.1.2).
+ * etag: with its quotes, without a comma in it. */
+bool k3_http_tag_listed(const char *list, const char *etag);
 
 /* ---- the server ---------------------------------------------------------------------------------------------------------- */
 
@@ -74,7 +86,20 @@ enum k3_http_stat {
 };
 
 /* What k3-computed says of itself. */
-struct k3_http_peer { bool known; uint64_t ctx, sequences, batch_rows, vocab; char digest[65]; };
+struct k3_http_peer {
+    bool known;
+    uint64_t ctx, sequences, batch_rows, vocab;
+    uint64_t layers, layers_model, threads, state_bytes, buffer_bytes, thread_bytes; /* for the machine view */
+    char digest[65], kernels[16];
+};
+
+/* Replies to `flow` (ipc/msg.h), kept while somebody looks; NULL: none came.  The lock. */
+struct k3_http_flow { cJSON *trunk, *expert; };
+
+/* A file of web/, made by k3-router/embed. */
+struct k3_web_file { const char *path, *type, *etag; const unsigned char *bytes; size_t len_bytes; };
+extern const struct k3_web_file k3_web_files[];
+extern const size_t k3_n_web_files;
 
 enum k3_http_phase {
     K3_HTTP_READING, K3_HTTP_PREPARING, K3_HTTP_QUEUED, K3_HTTP_RUNNING, K3_HTTP_READY, K3_HTTP_ENDED
@@ -88,6 +113,7 @@ struct k3_http_req {
     unsigned refs;               /* libmicrohttpd's and the job's */
     enum k3_http_phase phase;
     const struct k3_http_route *route; /* NULL: no such path */
+    const struct k3_web_file *file;    /* of the page; NULL: another path */
     char method[12], path[80];   /* for the log */
     char origin[256];            /* that the reply names; "" none */
     char allow_headers[512];     /* of a preflight */
@@ -108,6 +134,7 @@ struct k3_http_req {
     _Atomic bool gone;           /* any thread */
     struct k3_http_job *job;     /* QUEUED and RUNNING */
     struct k3_http_req *next;    /* of those to be prepared */
+    size_t kept_bytes;           /* of all its answers: ids of the prompt, log probabilities; in body_bytes after the body */
     size_t n_prompt, n_generated; /* for the log */
     const char *end;
 };
@@ -142,6 +169,8 @@ struct k3_http {
     /* Half of --http-mb is for bodies, the other half for what is made of them before they are submitted. */
     size_t half_bytes, body_bytes, prepare_bytes;
     struct k3_http_peer peer;
+    struct k3_http_flow flow;
+    uint64_t looked_ns, flow_ns;  /* when somebody last asked for statistics, and the daemons were; 0 never */
     double answer_s;              /* mean of the last answers; 0: none yet */
     uint64_t n_asked;             /* journals since the last pruning */
     bool stopping;                /* no more answers are begun, those that run are left */
@@ -202,6 +231,20 @@ static inline void k3_http_count(struct k3_http *h, enum k3_http_stat what, uint
     k3_stat_add(k3_daemon_stats(h->daemon), what, n);
 }
 
+/* http_machine.c */
+/* The thread that asks k3-computed asks the weight daemons for their flow, once a second while somebody looks. */
+void k3_http_machine_ask(struct k3_http *h, uint64_t now_ns);
+/* Adds `now_ns` and `machine` to the statistics (docs/user/serving.md). */
+void k3_http_machine_add(struct k3_http *h, cJSON *root);
+void k3_http_flow_free(struct k3_http_flow *f);
+
+/* http_page.c */
+/* The file of exactly this path; NULL: none. */
+const struct k3_web_file *k3_http_page_find(const char *path);
+void k3_http_get_page(struct k3_http_req *q);
+/* Headers that only the page has. */
+void k3_http_page_headers(const struct k3_http_req *q, struct MHD_Response *r);
+
 /* http_fields.c: readers of one field.  0, or -EINVAL after the refusal has been written into q. */
 /* Upper bound of the values in a JSON text. */
 size_t k3_http_count_values(const char *text, size_t len_bytes);
@@ -222,10 +265,15 @@ struct k3_http_common {
     bool stream, include_usage, seeded;
     char *stop[K3_HTTP_STOPS_MAX];    /* owned; no NUL in them */
     size_t n_stop;
+    unsigned n;                       /* answers */
+    char *logit_bias;                 /* of params; owned */
     char *model;                      /* JSON string with its quotes, of the reply; owned */
 };
 extern const char *const k3_http_common_fields[], *const k3_http_ignored_fields[];
 int k3_http_get_common(struct k3_http_req *q, const struct k3_json *o, struct k3_http_common *out);
+/* logprobs and top_logprobs, which the two have in different forms. */
+int k3_http_get_chat_logprobs(struct k3_http_req *q, const struct k3_json *o, struct k3_http_common *c);
+int k3_http_get_text_logprobs(struct k3_http_req *q, const struct k3_json *o, struct k3_http_common *c);
 void k3_http_common_free(struct k3_http_common *c);
 
 /* http_tokens.c */
@@ -235,12 +283,16 @@ void k3_http_post_detokenize(struct k3_http_req *q);
 /* ---- answers ------------------------------------------------------------------------------------------------------------- */
 
 enum k3_http_api { K3_HTTP_TEXT, K3_HTTP_CHAT };
-/* A request to k3-computed.  Its own thread's (before: the preparing one's, after: a preparing one's), but for `progress`. */
+enum k3_http_job_state { K3_HTTP_JOB_WAITS, K3_HTTP_JOB_RUNS, K3_HTTP_JOB_ENDED };
+/* One answer, which is a request to k3-computed.  All answers to one request lie in an array.  Its own thread's (before: the
+ * preparing one's, after: that of the last one to end), but for what is marked. */
 struct k3_http_job {
-    struct k3_http_req *q;     /* a reference */
+    struct k3_http_req *q;     /* the array has a reference */
+    struct k3_http_job *first; /* of the array */
+    unsigned index;            /* in it */
     struct k3_http_job *next;  /* in the queue, or of those that have left it */
     enum k3_http_api api;
-    struct k3_http_common c;
+    struct k3_http_common c;   /* owned by the first; what it points to is the same for all */
     struct k3_ask ask;
     struct k3_answer answer;
     bool thinking;             /* the prompt leaves the think channel open */
@@ -250,7 +302,11 @@ struct k3_http_job {
     int64_t created;           /* seconds since 1970 */
     char fingerprint[24];      /* "" not known */
     struct k3_buf piece;       /* scratch: one chunk */
+    enum k3_http_job_state state; /* the lock */
     struct { char phase[16], waiting[16]; double layer, layers, bytes_per_s, eta_s; size_t n_tokens; } progress; /* the lock */
+    /* Of the first one, for all: */
+    unsigned n_left, n_refs;   /* the lock: those that have not ended; those that somebody still looks at */
+    _Atomic bool closed;       /* the reply is whole, or has failed */
 };
 
 /* http_ask.c */
@@ -260,14 +316,24 @@ void k3_http_post_chat(struct k3_http_req *q);
 int k3_http_chat_known(struct k3_http_req *q, const struct k3_json *o, const char *const *also);
 /* The prompt's ids of a body with "messages". */
 int k3_http_chat_ids(struct k3_http_req *q, const struct k3_json *o, struct k3_ids *out);
+/* The thread of one answer; arg is its job. */
+void *k3_http_job_thread(void *arg);
+/* Of one that never ran, without the lock.  cancelled: its journal says so; else it can be resumed. */
+void k3_http_job_drop(struct k3_http_job *j, bool cancelled);
+
+/* http_queue.c */
+/* Takes n places in the queue, or refuses: 0, or -EINVAL and -EAGAIN after the refusal has been written into q. */
+int k3_http_reserve(struct k3_http_req *q, unsigned n);
+/* The answers to a request, with the places that they have. */
+void k3_http_enqueue(struct k3_http_job *first);
 /* With the lock: starts what has its turn. */
 void k3_http_dispatch(struct k3_http *h);
-/* With the lock: the client of a request has gone; one that waits loses its place. */
+/* With the lock: the answers to a request that still wait lose their places; a preparing thread ends them. */
+void k3_http_unqueue(struct k3_http_job *first);
+/* With the lock: the client of a request has gone. */
 void k3_http_job_leave(struct k3_http_req *q);
 /* With the lock: one line on how far it is, for a comment. */
 void k3_http_job_line(const struct k3_http_req *q, char *out, size_t len);
-/* Of one that never ran, without the lock.  cancelled: its journal says so; else it can be resumed. */
-void k3_http_job_drop(struct k3_http_job *j, bool cancelled);
 
 /* http_orphans.c: once, before this server's first answer. */
 void k3_http_orphans(const struct k3_router *r);
@@ -276,9 +342,14 @@ void k3_http_orphans(const struct k3_router *r);
 int k3_http_chunk_first(struct k3_http_job *j);
 int k3_http_chunk_text(struct k3_http_job *j, enum k3_channel channel, const char *text, size_t len_bytes);
 int k3_http_chunk_call(struct k3_http_job *j, enum k3_call_event event, uint32_t index, const char *text, size_t len_bytes);
-int k3_http_chunk_last(struct k3_http_job *j); /* finish_reason, usage, [DONE] */
+int k3_http_chunk_last(struct k3_http_job *j); /* finish_reason */
+int k3_http_chunk_end(struct k3_http_job *j);  /* usage of all answers, [DONE] */
 int k3_http_chunk_error(struct k3_http_job *j, int status, const char *text);
-int k3_http_whole(struct k3_http_job *j);
+int k3_http_whole(struct k3_http_job *j);      /* all answers */
 const char *k3_http_finish_reason(const struct k3_http_job *j);
+
+/* http_logprobs.c: the value of "logprobs" of a chunk with text of this channel, or of a whole answer; 0 or -ENOMEM. */
+int k3_http_put_logprobs(struct k3_http_job *j, enum k3_channel channel);
+int k3_http_put_all_logprobs(struct k3_http_job *j);
 
 #endif

@@ -12,7 +12,6 @@
 
 #define TEXT_MAX_TOKENS 16u   /* of /v1/completions, as its documentation has it */
 #define CHAT_MAX_TOKENS 4096u /* when k3-computed does not say how long a sequence may be */
-#define AUTO_PARALLEL_MAX 24u /* k3-computed answers 32 polls at once */
 #define PRUNE_EVERY 200u
 #define RETRY_NS 100000000l
 
@@ -56,7 +55,8 @@ static int on_token(void *arg, uint32_t token)
     if (j->api == K3_HTTP_CHAT && j->answer.out.state == K3_OUT_IN_THINK)
         j->n_reasoning++;
     pthread_mutex_lock(&j->q->h->lock);
-    j->progress.n_tokens = j->q->n_generated = j->ask.generated.n;
+    j->progress.n_tokens = j->ask.generated.n;
+    j->q->n_generated++;
     pthread_mutex_unlock(&j->q->h->lock);
     return k3_answer_feed(&j->answer, token);
 }
@@ -83,13 +83,6 @@ static void on_notice(void *arg, const char *line)
         send_piece(j, k3_buf_printf(&j->piece, ": %s\n\n", line));
 }
 
-static bool on_interrupted(void *arg)
-{
-    const struct k3_http_job *j = arg;
-
-    return atomic_load(&j->q->gone);
-}
-
 static bool stopping(void *arg)
 {
     const struct k3_http_job *j = arg;
@@ -101,47 +94,42 @@ static bool stopping(void *arg)
     return stop;
 }
 
-void k3_http_job_line(const struct k3_http_req *q, char *out, size_t len)
+/* Nobody wants the answer any more: its client has gone, or another answer to the same request has failed.  When it is the
+ * server that stops, the journals are to be resumed. */
+static bool on_interrupted(void *arg)
 {
-    const struct k3_http_job *j = q->job;
-    unsigned before = 0;
-    size_t n;
+    const struct k3_http_job *j = arg;
 
-    if (q->phase == K3_HTTP_QUEUED) {
-        for (const struct k3_http_job *i = q->h->queue_head; i && i != j; i = i->next)
-            before++;
-        snprintf(out, len, "queued, %u before it, %u running", before, q->h->n_running);
-        return;
-    }
-    n = (size_t)snprintf(out, len, "%s", j->progress.phase[0] ? j->progress.phase : "starting");
-    if (j->progress.layers > 0)
-        n += (size_t)snprintf(out + n, len - n, " layer %.0f/%.0f", j->progress.layer, j->progress.layers);
-    n += (size_t)snprintf(out + n, len - n, " tokens %zu", j->progress.n_tokens);
-    if (j->progress.bytes_per_s > 0)
-        n += (size_t)snprintf(out + n, len - n, " %.2f GB/s", j->progress.bytes_per_s / 1e9);
-    if (j->progress.eta_s >= 1)
-        n += (size_t)snprintf(out + n, len - n, " ETA %.0f s", j->progress.eta_s);
-    if (j->progress.waiting[0])
-        snprintf(out + n, len - n, " waiting for %s", j->progress.waiting);
+    return atomic_load(&j->q->gone) || (atomic_load(&j->first->closed) && !stopping(arg));
 }
 
 /* ---- the end of a job ---- */
 
-static void job_free(struct k3_http_job *j)
+/* Lets go of one; the last one lets go of all. */
+static void job_release(struct k3_http_job *j)
 {
+    struct k3_http_job *first = j->first;
     struct k3_http_req *q = j->q;
+    bool last;
 
-    k3_answer_close(&j->answer);
-    k3_ask_free(&j->ask);
-    k3_http_common_free(&j->c);
-    k3_buf_free(&j->constraint);
-    k3_buf_free(&j->piece);
-    free(j);
+    pthread_mutex_lock(&q->h->lock);
+    last = --first->n_refs == 0;
+    pthread_mutex_unlock(&q->h->lock);
+    if (!last)
+        return;
+    for (unsigned i = 0; i < first->c.n; i++) {
+        k3_answer_close(&first[i].answer);
+        k3_ask_free(&first[i].ask);
+        k3_buf_free(&first[i].piece);
+    }
+    k3_http_common_free(&first->c);
+    k3_buf_free(&first->constraint);
+    free(first);
     k3_http_req_unref(q);
 }
 
-/* The last bytes.  status 0: the answer is whole. */
-static void finish(struct k3_http_job *j, int status, const char *text, const char *end)
+/* The last bytes of the reply.  status 0: all answers are whole. */
+static void end_reply(struct k3_http_job *j, int status, const char *text, const char *end)
 {
     struct k3_http_req *q = j->q;
     struct k3_http *h = q->h;
@@ -149,7 +137,7 @@ static void finish(struct k3_http_job *j, int status, const char *text, const ch
 
     j->piece.len_bytes = 0;
     if (j->c.stream)
-        rc = status ? k3_http_chunk_error(j, status, text) : k3_http_chunk_last(j);
+        rc = status ? k3_http_chunk_error(j, status, text) : k3_http_chunk_end(j);
     else
         rc = status ? k3_http_error_json(&j->piece, status, NULL, NULL, text) : k3_http_whole(j);
     pthread_mutex_lock(&h->lock);
@@ -172,13 +160,35 @@ static void finish(struct k3_http_job *j, int status, const char *text, const ch
     pthread_mutex_unlock(&h->lock);
 }
 
+/* The end of one answer, and with the last one, or one that has failed, of the reply.  status 0: the answer is whole. */
+static void finish(struct k3_http_job *j, int status, const char *text, const char *end)
+{
+    struct k3_http_job *first = j->first;
+    struct k3_http *h = j->q->h;
+    bool close;
+
+    if (j->c.stream && !status)
+        send_piece(j, k3_http_chunk_last(j)); /* nothing when the reply is closed */
+    pthread_mutex_lock(&h->lock);
+    j->state = K3_HTTP_JOB_ENDED;
+    first->n_left--;
+    close = !atomic_load(&first->closed) && (status || first->n_left == 0);
+    if (close)
+        atomic_store(&first->closed, true);
+    if (close && !h->stopping) /* else whoever stops has them */
+        k3_http_unqueue(first);
+    pthread_mutex_unlock(&h->lock);
+    if (close)
+        end_reply(j, status, text, end);
+}
+
 void k3_http_job_drop(struct k3_http_job *j, bool cancelled)
 {
     if (cancelled)
         k3_journal_end(&j->ask.journal, k3_ask_end_name(K3_ASK_CANCELLED), -1, NULL);
     else
         finish(j, 503, "the server stops; ask again later", "stopped");
-    job_free(j);
+    job_release(j);
 }
 
 static void account(struct k3_http_job *j)
@@ -236,13 +246,13 @@ static void run(struct k3_http_job *j)
         finish(j, 0, NULL, j->ask.end == K3_ASK_CANCELLED ? "client_gone" : k3_http_finish_reason(j));
 }
 
-static void *run_thread(void *arg)
+void *k3_http_job_thread(void *arg)
 {
     struct k3_http_job *j = arg;
     struct k3_http *h = j->q->h;
 
     run(j);
-    job_free(j);
+    job_release(j);
     pthread_mutex_lock(&h->lock);
     h->n_running--;
     k3_http_dispatch(h);
@@ -251,140 +261,12 @@ static void *run_thread(void *arg)
     return NULL;
 }
 
-/* ---- the queue ---- */
-
-static unsigned parallel(const struct k3_http *h)
-{
-    uint64_t n = h->r->opt.parallel ? h->r->opt.parallel : h->peer.sequences;
-
-    return n == 0 ? 1 : h->r->opt.parallel || n <= AUTO_PARALLEL_MAX ? (unsigned)n : AUTO_PARALLEL_MAX;
-}
-
-static void unqueue(struct k3_http *h, struct k3_http_job *j)
-{
-    struct k3_http_job **p = &h->queue_head;
-
-    while (*p != j)
-        p = &(*p)->next;
-    *p = j->next;
-    if (!*p)
-        h->queue_tail = p;
-    j->next = NULL;
-    h->n_queued--;
-}
-
-void k3_http_dispatch(struct k3_http *h)
-{
-    pthread_attr_t attr;
-    pthread_t thread;
-
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    while (h->queue_head && h->n_running < parallel(h) && !h->stopping) {
-        struct k3_http_job *j = h->queue_head;
-
-        j->q->phase = K3_HTTP_RUNNING;
-        if (pthread_create(&thread, &attr, run_thread, j) != 0) { /* the next tick tries again */
-            j->q->phase = K3_HTTP_QUEUED;
-            break;
-        }
-        unqueue(h, j);
-        h->n_running++;
-    }
-    pthread_attr_destroy(&attr);
-}
-
-void k3_http_job_leave(struct k3_http_req *q)
-{
-    struct k3_http *h = q->h;
-    struct k3_http_job *j = q->job;
-
-    if (q->phase != K3_HTTP_QUEUED)
-        return;
-    unqueue(h, j);
-    q->phase = K3_HTTP_ENDED;
-    q->end = "client_gone";
-    q->job = NULL;
-    j->next = h->left;
-    h->left = j;
-    pthread_cond_broadcast(&h->news);
-}
-
-/* Takes a place in the queue, or refuses. */
-static int reserve(struct k3_http_req *q)
-{
-    struct k3_http *h = q->h;
-    char why[800];
-    unsigned n;
-    int rc;
-
-    pthread_mutex_lock(&h->lock);
-    rc = k3_http_family_ready(h, why, sizeof(why));
-    n = h->n_running + h->n_queued + h->n_reserved;
-    if (rc < 0) {
-        k3_http_error(q, 503, NULL, NULL, "%s", why);
-    } else if (n >= parallel(h) + h->r->opt.queue) {
-        q->retry_after_s = h->answer_s > 1 ? h->answer_s < 3600 ? (unsigned)h->answer_s : 3600 : 1;
-        k3_http_error(q, 429, NULL, "queue_full", "%u answers are running and %u requests wait; the limit is %u: try again later",
-                      h->n_running, h->n_queued, h->r->opt.queue);
-        rc = -EAGAIN;
-    } else {
-        h->n_reserved++;
-    }
-    pthread_mutex_unlock(&h->lock);
-    return rc;
-}
-
-/* Seconds to the first token, by the passes and answers so far; negative: nothing is known. */
-static double first_token_s(const struct k3_http_job *j)
-{
-    const struct k3_http *h = j->q->h;
-    double rows = h->peer.batch_rows ? (double)h->peer.batch_rows : 1, ahead, passes, pass_ns;
-    struct k3_stats s;
-
-    if (k3_stats_open(&s, h->r->instance, "k3-computed", NULL) < 0)
-        return -1;
-    passes = (double)k3_stats_value(&s, "passes");
-    pass_ns = (double)k3_stats_value(&s, "pass_ns");
-    k3_stats_close(&s);
-    ahead = (double)(h->n_running + h->n_queued + 1) - parallel(h);
-    if (passes < 1 || (ahead > 0 && h->answer_s <= 0))
-        return -1;
-    return (ahead > 0 ? ahead / parallel(h) * h->answer_s : 0) + ((double)j->ask.prompt.n + rows - 1) / rows * pass_ns / passes / 1e9;
-}
-
-static void enqueue(struct k3_http_job *j)
-{
-    struct k3_http_req *q = j->q;
-    struct k3_http *h = q->h;
-
-    pthread_mutex_lock(&h->lock);
-    h->n_reserved--;
-    q->refs++;
-    q->job = j;
-    q->n_prompt = j->ask.prompt.n;
-    q->eta_s = first_token_s(j);
-    q->phase = K3_HTTP_QUEUED;
-    *h->queue_tail = j;
-    h->queue_tail = &j->next;
-    h->n_queued++;
-    if (j->c.stream) {
-        q->stream = true;
-        q->status = 200;
-        q->type = "text/event-stream";
-        k3_http_send(q, j->piece.bytes, j->piece.len_bytes);
-    }
-    j->piece.len_bytes = 0;
-    k3_http_dispatch(h);
-    pthread_mutex_unlock(&h->lock);
-}
-
 /* ---- preparing ---- */
 
 /* The context must hold prompt and answer.  Fills in max_tokens where it was not given. */
 static int check_context(struct k3_http_req *q, struct k3_http_job *j, size_t n_prompt)
 {
-    uint64_t ctx, *max = &j->c.params.max_tokens, otherwise = j->api == K3_HTTP_TEXT ? TEXT_MAX_TOKENS : CHAT_MAX_TOKENS, left;
+    uint64_t ctx, given = j->c.params.max_tokens, *max = &given, otherwise = j->api == K3_HTTP_TEXT ? TEXT_MAX_TOKENS : CHAT_MAX_TOKENS, left;
     const char *text = "the prompt has %zu tokens, the answer may have %llu: together more than the %llu of this server's context";
 
     pthread_mutex_lock(&q->h->lock);
@@ -400,7 +282,33 @@ static int check_context(struct k3_http_req *q, struct k3_http_job *j, size_t n_
         *max = ctx ? left : CHAT_MAX_TOKENS;
     else if (*max == 0)
         *max = ctx && left < otherwise ? left : otherwise;
+    for (unsigned i = 0; i < j->c.n; i++)
+        j[i].c.params.max_tokens = given;
     return 0;
+}
+
+/* What the answers need until their reply is whole, or refused when that can never be there. */
+static int keep(struct k3_http_req *q, const struct k3_http_job *j, size_t n_prompt)
+{
+    const struct k3_ask_params *p = &j->c.params;
+    uint64_t each = n_prompt * sizeof(uint32_t) + p->max_tokens * p->n_logprobs * sizeof(struct k3_logprob);
+
+    bool room;
+
+    q->kept_bytes = j->c.n * each;
+    pthread_mutex_lock(&q->h->lock);
+    room = !p->n_logprobs || q->h->body_bytes + q->kept_bytes <= q->h->half_bytes;
+    pthread_mutex_unlock(&q->h->lock);
+    if (room)
+        return 0;
+    if (q->kept_bytes <= q->h->half_bytes) {
+        k3_http_error(q, 503, NULL, NULL, "too many large requests at once; try again");
+        return -EAGAIN;
+    }
+    k3_http_error(q, 400, "logprobs", "invalid_value", "logprobs: those of %u answers of %llu tokens may take %zu MiB; there are %zu MiB "
+                  "(half of --http-mb): ask for fewer tokens", j->c.n, (unsigned long long)p->max_tokens, q->kept_bytes >> 20,
+                  q->h->half_bytes >> 20);
+    return -EINVAL;
 }
 
 static cJSON *shown(const struct k3_http_job *j)
@@ -430,19 +338,26 @@ static void prune(struct k3_http *h)
 }
 
 /* The journal, and all that the job needs.  A negative return: k3_http_error is still due. */
-static int make_ask(struct k3_http_job *j, struct k3_ids *prompt, struct k3_err *err)
+static int make_ask(struct k3_http_job *j, const struct k3_ids *prompt, struct k3_err *err)
 {
     struct k3_router *r = j->q->h->r;
-    struct k3_ids stop = { 0 };
-    int rc = 0;
+    struct k3_ask_params params = j->c.params;
+    struct k3_ids stop = { 0 }, own = { 0 };
+    int rc = k3_router_stop_ids(r, &stop, err);
 
-    if (!j->c.seeded && getrandom(&j->c.params.seed, sizeof(j->c.params.seed), 0) != (ssize_t)sizeof(j->c.params.seed))
-        rc = k3_fail(err, -errno, "seed: getrandom: %s", strerror(errno));
+    params.seed += j->index; /* docs/user/serving.md promises it */
+    if (rc == 0 && k3_ids_append(&own, prompt->id, prompt->n) < 0)
+        rc = k3_fail(err, -ENOMEM, "no memory for %zu ids", prompt->n);
+    if (j->api == K3_HTTP_CHAT) {
+        params.n_points = k3_chat_points(r->chat, prompt, params.point);
+    } else if (prompt->n > 1) { /* all but the row that always runs */
+        params.n_points = 1;
+        params.point[0] = (uint32_t)prompt->n - 1;
+    }
+    params.constraint = j->first->constraint.len_bytes > 1 ? j->first->constraint.bytes : NULL; /* a NUL is always there */
     if (rc == 0)
-        rc = k3_router_stop_ids(r, &stop, err);
-    j->c.params.constraint = j->constraint.len_bytes > 1 ? j->constraint.bytes : NULL; /* a NUL is always there */
-    if (rc == 0)
-        rc = k3_ask_new(&j->ask, prompt, &j->c.params, stop.id, stop.n, shown(j), r->state_dir, err);
+        rc = k3_ask_new(&j->ask, &own, &params, stop.id, stop.n, shown(j), r->state_dir, err);
+    k3_ids_free(&own);
     k3_ids_free(&stop);
     if (rc < 0)
         return rc;
@@ -450,41 +365,86 @@ static int make_ask(struct k3_http_job *j, struct k3_ids *prompt, struct k3_err 
                    (const char *const *)j->c.stop, j->c.n_stop, on_text, j);
     if (j->api == K3_HTTP_CHAT)
         k3_answer_calls(&j->answer, j->max_calls, on_call);
+    if (j->c.params.n_logprobs)
+        k3_answer_want_ids(&j->answer);
     if (j->c.stream && k3_http_chunk_first(j))
         return k3_fail(err, -ENOMEM, "no memory");
     return 0;
 }
 
-/* prompt is taken over, and so is j. */
-static void admit(struct k3_http_req *q, struct k3_http_job *j, struct k3_ids *prompt)
+/* The one job becomes the first of c.n; -ENOMEM after the refusal has been written into q: there is one then. */
+static int multiply(struct k3_http_req *q, struct k3_http_job **j)
+{
+    struct k3_http_job *one = *j, *all = calloc(one->c.n, sizeof(*all));
+
+    if (!all) {
+        one->c.n = 1;
+        k3_http_error(q, 503, NULL, NULL, "no memory");
+        return -ENOMEM;
+    }
+    for (unsigned i = 0; i < one->c.n; i++) {
+        all[i] = *one;
+        all[i].first = all;
+        all[i].index = i;
+    }
+    all->n_left = all->n_refs = one->c.n;
+    free(one);
+    *j = all;
+    return 0;
+}
+
+static int make_asks(struct k3_http_job *first, const struct k3_ids *prompt, struct k3_err *err)
+{
+    uint64_t *seed = &first->c.params.seed;
+    int rc = 0;
+
+    if (!first->c.seeded && getrandom(seed, sizeof(*seed), 0) != (ssize_t)sizeof(*seed))
+        return k3_fail(err, -errno, "seed: getrandom: %s", strerror(errno));
+    for (unsigned i = 0; i < first->c.n && rc == 0; i++) {
+        first[i].c.params.seed = *seed;
+        rc = make_ask(&first[i], prompt, err);
+    }
+    for (unsigned i = 0; i < first->c.n && rc < 0; i++) /* those that have a journal */
+        if (first[i].ask.journal.fd >= 0)
+            k3_journal_end(&first[i].ask.journal, k3_ask_end_name(K3_ASK_CANCELLED), -1, NULL);
+    return rc;
+}
+
+/* j and what it holds are the caller's no more. */
+static void admit(struct k3_http_req *q, struct k3_http_job *j, const struct k3_ids *prompt)
 {
     struct k3_err err = K3_ERR_INIT;
     struct k3_http *h = q->h;
-    int rc = check_context(q, j, prompt->n);
+    unsigned n = j->c.n;
+    int rc = multiply(q, &j);
 
-    if (rc == 0 && (rc = reserve(q)) == 0) {
+    if (rc == 0)
+        rc = check_context(q, j, prompt->n);
+    if (rc == 0)
+        rc = keep(q, j, prompt->n);
+    if (rc == 0 && (rc = k3_http_reserve(q, n)) == 0) {
         pthread_mutex_lock(&h->lock);
-        if (h->peer.digest[0])
-            snprintf(j->fingerprint, sizeof(j->fingerprint), "k3-%.16s", h->peer.digest);
+        for (unsigned i = 0; i < n && h->peer.digest[0]; i++)
+            snprintf(j[i].fingerprint, sizeof(j[i].fingerprint), "k3-%.16s", h->peer.digest);
         pthread_mutex_unlock(&h->lock);
-        rc = make_ask(j, prompt, &err);
+        rc = make_asks(j, prompt, &err);
         if (rc == 0) {
-            k3_http_count(h, K3_HS_ANSWERS, 1);
-            k3_http_count(h, K3_HS_PROMPT, j->ask.prompt.n);
-            enqueue(j);
+            k3_http_count(h, K3_HS_ANSWERS, n);
+            k3_http_count(h, K3_HS_PROMPT, n * prompt->n);
+            k3_http_enqueue(j);
             prune(h);
             return;
         }
         pthread_mutex_lock(&h->lock);
-        h->n_reserved--;
+        h->n_reserved -= n;
         k3_http_error(q, k3_http_status_of(&err), NULL, NULL, "%s", err.text);
         pthread_mutex_unlock(&h->lock);
     }
-    k3_ids_free(prompt);
     pthread_mutex_lock(&h->lock);
-    q->refs++; /* that job_free lets go */
+    q->refs++; /* that job_release lets go */
+    j->n_refs = 1;
     pthread_mutex_unlock(&h->lock);
-    job_free(j);
+    job_release(j);
 }
 
 static struct k3_http_job *new_job(struct k3_http_req *q, enum k3_http_api api)
@@ -496,6 +456,7 @@ static struct k3_http_job *new_job(struct k3_http_req *q, enum k3_http_api api)
         return NULL;
     }
     j->q = q;
+    j->first = j;
     j->api = api;
     j->ask = (struct k3_ask)K3_ASK_INIT;
     j->created = time(NULL);
@@ -519,16 +480,18 @@ static void post(struct k3_http_req *q, enum k3_http_api api, int (*known)(struc
     if (rc == 0)
         rc = k3_http_get_common(q, doc.node, &j->c);
     if (rc == 0)
+        rc = (api == K3_HTTP_CHAT ? k3_http_get_chat_logprobs : k3_http_get_text_logprobs)(q, doc.node, &j->c);
+    if (rc == 0)
         rc = make_prompt(q, doc.node, j, &prompt);
     k3_json_free(&doc);
     if (rc == 0) {
         admit(q, j, &prompt);
-        return;
+    } else {
+        k3_http_common_free(&j->c);
+        k3_buf_free(&j->constraint);
+        free(j);
     }
     k3_ids_free(&prompt);
-    k3_http_common_free(&j->c);
-    k3_buf_free(&j->constraint);
-    free(j);
 }
 
 /* ---- completions ---- */
@@ -559,14 +522,18 @@ static int text_known(struct k3_http_req *q, const struct k3_json *o)
 {
     static const char *const own[] = { "prompt", "echo", "suffix", "best_of", NULL };
     const struct k3_json *suffix = k3_json_value(o, "suffix");
-    int64_t best_of = 1;
+    int64_t best_of = 1, wanted = 1;
     bool echo = false;
     int rc = k3_http_known(q, o, own, k3_http_common_fields);
 
     if (rc == 0)
         rc = k3_http_get_bool(q, o, "echo", &echo);
     if (rc == 0)
-        rc = k3_http_get_whole(q, o, "best_of", 1, 1, &best_of);
+        rc = k3_http_get_whole(q, o, "best_of", 1, K3_HTTP_CHOICES_MAX, &best_of);
+    if (rc == 0)
+        rc = k3_http_get_whole(q, o, "n", 1, K3_HTTP_CHOICES_MAX, &wanted);
+    if (rc == 0 && k3_json_value(o, "best_of") && best_of != wanted)
+        rc = k3_http_field_refused(q, "best_of", "absent or the same as n; this server chooses none of several answers");
     if (rc == 0 && echo)
         rc = k3_http_field_refused(q, "echo", "false; this server has no other");
     if (rc == 0 && suffix && !(suffix->type == K3_JSON_STRING && suffix->text.len_bytes == 0))

@@ -46,7 +46,7 @@ static bool ask_peer(const struct k3_http *h, struct k3_http_peer *out)
 {
     struct k3_client *c = NULL;
     cJSON *request = cJSON_CreateObject(), *reply = NULL;
-    const cJSON *digest;
+    const cJSON *digest, *kernels;
 
     *out = (struct k3_http_peer){ .known = false };
     cJSON_AddStringToObject(request, "cmd", "info");
@@ -57,6 +57,14 @@ static bool ask_peer(const struct k3_http *h, struct k3_http_peer *out)
         out->sequences = (uint64_t)number_of(reply, "sequences");
         out->batch_rows = (uint64_t)number_of(reply, "batch_rows");
         out->vocab = (uint64_t)number_of(reply, "vocab");
+        out->layers = (uint64_t)number_of(reply, "layers");
+        out->layers_model = (uint64_t)number_of(reply, "layers_model");
+        out->threads = (uint64_t)number_of(reply, "threads");
+        out->state_bytes = (uint64_t)number_of(reply, "state_bytes");
+        out->buffer_bytes = (uint64_t)number_of(reply, "buffer_bytes");
+        out->thread_bytes = (uint64_t)number_of(reply, "thread_bytes");
+        kernels = cJSON_GetObjectItemCaseSensitive(reply, "kernels");
+        snprintf(out->kernels, sizeof(out->kernels), "%s", cJSON_IsString(kernels) ? kernels->valuestring : "");
         digest = cJSON_GetObjectItemCaseSensitive(reply, "model_digest");
         snprintf(out->digest, sizeof(out->digest), "%s", cJSON_IsString(digest) ? digest->valuestring : "");
     }
@@ -84,6 +92,7 @@ void *k3_http_peer_thread(void *arg)
             n = LOOKS_KNOWN;
         }
         n -= n > 0;
+        k3_http_machine_ask(h, k3_now_ns());
         nanosleep(&look, NULL);
         pthread_mutex_lock(&h->lock);
         leaving = h->leaving;
@@ -263,6 +272,8 @@ void k3_http_get_stats(struct k3_http_req *q)
 
     ctl_of(q->h, &o);
     root = k3_ctl_stats_all(&o, &err);
+    if (root)
+        k3_http_machine_add(q->h, root);
     text = root ? cJSON_PrintUnformatted(root) : NULL;
     if (!text || k3_buf_puts(&q->out, text) < 0)
         k3_http_error(q, 500, NULL, NULL, "%s", err.code ? err.text : "no memory for the reply");

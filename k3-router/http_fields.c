@@ -168,37 +168,94 @@ const char *const k3_http_ignored_fields[] = {
     "cache_prompt", "timings_per_token", "return_progress", NULL
 };
 
-/* A value other than the one that changes nothing. */
-static int refuse_unless(struct k3_http_req *q, const struct k3_json *o, const char *name, double neutral)
+/* "1234" and nothing else, so that no two names mean the same id (of two equal ones the parser keeps the last). */
+static bool id_of(struct k3_text name, uint32_t n_vocab, uint32_t *id)
 {
-    const struct k3_json *v = k3_json_value(o, name);
-    char want[80];
+    uint64_t n = 0;
 
-    if (!v || (v->type == K3_JSON_NUMBER && strtod(v->text.bytes, NULL) == neutral))
-        return 0;
-    snprintf(want, sizeof(want), "%.10g; this server has no other", neutral);
-    return k3_http_field_refused(q, name, want);
+    if (name.len_bytes == 0 || name.len_bytes > 9 || (name.len_bytes > 1 && name.bytes[0] == '0'))
+        return false;
+    for (size_t i = 0; i < name.len_bytes; i++) {
+        if (name.bytes[i] < '0' || name.bytes[i] > '9')
+            return false;
+        n = 10 * n + (uint64_t)(name.bytes[i] - '0');
+    }
+    *id = (uint32_t)n;
+    return n < n_vocab;
 }
 
-static int refuse_unsupported(struct k3_http_req *q, const struct k3_json *o)
+/* {"id":bias,..} becomes [[id,bias],..] (ipc/msg.h). */
+static int get_bias(struct k3_http_req *q, const struct k3_json *o, struct k3_http_common *c)
 {
-    const struct k3_json *bias = k3_json_value(o, "logit_bias"), *probs = k3_json_value(o, "logprobs");
-    int rc = refuse_unless(q, o, "n", 1);
+    const struct k3_json *bias = k3_json_value(o, "logit_bias");
+    struct k3_buf b = { 0 };
+    char want[120];
+    int rc = 0;
+
+    if (!bias || (bias->type == K3_JSON_OBJECT && bias->n == 0))
+        return 0;
+    snprintf(want, sizeof(want), "an object of at most %u token ids from \"0\" to \"%u\" with numbers from -%g to %g",
+             K3_HTTP_BIASES_MAX, k3_tokenizer_n_vocab(q->h->r->t) - 1, K3_HTTP_BIAS_MOST, K3_HTTP_BIAS_MOST);
+    if (bias->type != K3_JSON_OBJECT || bias->n > K3_HTTP_BIASES_MAX)
+        return k3_http_field_refused(q, "logit_bias", want);
+    for (const struct k3_json *v = bias->child; v; v = v->next) {
+        double value = v->type == K3_JSON_NUMBER ? strtod(v->text.bytes, NULL) : NAN;
+        uint32_t id;
+
+        if (!id_of(v->key, k3_tokenizer_n_vocab(q->h->r->t), &id) || !(fabs(value) <= K3_HTTP_BIAS_MOST)) {
+            k3_buf_free(&b);
+            return k3_http_field_refused(q, "logit_bias", want);
+        }
+        rc |= k3_buf_printf(&b, "%s[%u,%.17g]", b.len_bytes ? "," : "[", id, value);
+    }
+    if (rc || k3_buf_append(&b, "]", 2) < 0) {
+        k3_buf_free(&b);
+        k3_http_error(q, 503, NULL, NULL, "no memory");
+        return -ENOMEM;
+    }
+    c->logit_bias = b.bytes;
+    c->params.logit_bias = b.bytes;
+    return 0;
+}
+
+static int get_adjustments(struct k3_http_req *q, const struct k3_json *o, struct k3_http_common *c)
+{
+    struct k3_ask_params *p = &c->params;
+    int rc = k3_http_get_number(q, o, "presence_penalty", -2, 2, &p->presence_penalty);
 
     if (rc == 0)
-        rc = refuse_unless(q, o, "presence_penalty", 0);
+        rc = k3_http_get_number(q, o, "frequency_penalty", -2, 2, &p->frequency_penalty);
     if (rc == 0)
-        rc = refuse_unless(q, o, "frequency_penalty", 0);
+        rc = k3_http_get_number(q, o, "repetition_penalty", 0.01, 10, &p->repeat_penalty); /* vLLM's name for it */
     if (rc == 0)
-        rc = refuse_unless(q, o, "repeat_penalty", 1);
+        rc = k3_http_get_number(q, o, "repeat_penalty", 0.01, 10, &p->repeat_penalty);
+    return rc < 0 ? rc : get_bias(q, o, c);
+}
+
+int k3_http_get_chat_logprobs(struct k3_http_req *q, const struct k3_json *o, struct k3_http_common *c)
+{
+    bool wanted = false;
+    int64_t top = 0;
+    int rc = k3_http_get_bool(q, o, "logprobs", &wanted);
+
     if (rc == 0)
-        rc = refuse_unless(q, o, "repetition_penalty", 1);
-    if (rc == 0)
-        rc = refuse_unless(q, o, "top_logprobs", 0);
-    if (rc == 0 && bias && (bias->type != K3_JSON_OBJECT || bias->n))
-        rc = k3_http_field_refused(q, "logit_bias", "empty; this server has none");
-    if (rc == 0 && probs && probs->type != K3_JSON_FALSE)
-        rc = k3_http_field_refused(q, "logprobs", "false or absent; this server has none");
+        rc = k3_http_get_whole(q, o, "top_logprobs", 0, K3_TOP_LOGPROBS_MAX, &top);
+    if (rc == 0 && top && !wanted)
+        rc = k3_http_field_refused(q, "top_logprobs", "absent or 0 without \"logprobs\": true");
+    c->params.n_logprobs = wanted ? (uint32_t)top + 1 : 0;
+    return rc;
+}
+
+int k3_http_get_text_logprobs(struct k3_http_req *q, const struct k3_json *o, struct k3_http_common *c)
+{
+    const struct k3_json *v = k3_json_value(o, "logprobs");
+    int64_t top = 0;
+    int rc = k3_http_get_whole(q, o, "top_logprobs", 0, 0, &top); /* of chats */
+
+    if (rc < 0 || !v || v->type == K3_JSON_FALSE)
+        return rc;
+    rc = k3_http_get_whole(q, o, "logprobs", 0, K3_HTTP_TEXT_LOGPROBS_MAX, &top);
+    c->params.n_logprobs = (uint32_t)top + 1;
     return rc;
 }
 
@@ -280,7 +337,7 @@ int k3_http_get_common(struct k3_http_req *q, const struct k3_json *o, struct k3
 {
     const struct k3_generation *g = &q->h->r->gen;
     struct k3_ask_params *p = &c->params;
-    int64_t top_k = g->top_k, seed = 0;
+    int64_t top_k = g->top_k, seed = 0, n = 1;
     int rc;
 
     *c = (struct k3_http_common){ .params = { .temperature = g->temperature, .top_p = g->top_p, .min_p = g->min_p } };
@@ -304,7 +361,10 @@ int k3_http_get_common(struct k3_http_req *q, const struct k3_json *o, struct k3
     if (rc == 0)
         rc = get_stops(q, o, c);
     if (rc == 0)
-        rc = refuse_unsupported(q, o);
+        rc = k3_http_get_whole(q, o, "n", 1, K3_HTTP_CHOICES_MAX, &n);
+    if (rc == 0)
+        rc = get_adjustments(q, o, c);
+    c->n = (unsigned)n;
     p->top_k = top_k < 0 ? 0 : (uint32_t)top_k;
     p->seed = (uint64_t)seed;
     c->seeded = k3_json_value(o, "seed") != NULL;
@@ -316,5 +376,6 @@ void k3_http_common_free(struct k3_http_common *c)
     for (size_t i = 0; i < c->n_stop; i++)
         free(c->stop[i]);
     free(c->model);
+    free(c->logit_bias);
     *c = (struct k3_http_common){ .n_stop = 0 };
 }

@@ -237,3 +237,20 @@ bool k3_http_header_names_ok(const char *text)
 
     return n > 0 && n < 512 && strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_, ") == n;
 }
+
+bool k3_http_tag_listed(const char *list, const char *etag)
+{
+    size_t len = strlen(etag);
+
+    while (list && *list) {
+        list += strspn(list, " \t,");
+        if (*list == '*')
+            return true;
+        if (strncmp(list, "W/", 2) == 0)
+            list += 2;
+        if (strncmp(list, etag, len) == 0 && strchr(" \t,", list[len]))
+            return true;
+        list += strcspn(list, ",");
+    }
+    return false;
+}

@@ -91,7 +91,8 @@ void k3_http_send(struct k3_http_req *q, const char *bytes, size_t len_bytes)
         q->out.len_bytes -= q->sent;
         q->sent = 0;
     }
-    if (q->out.len_bytes - q->sent + len_bytes > K3_HTTP_OUT_MAX || k3_buf_append(&q->out, bytes, len_bytes) < 0)
+    /* A plain reply comes in one piece, however slow its reader is. */
+    if ((q->stream && q->out.len_bytes - q->sent + len_bytes > K3_HTTP_OUT_MAX) || k3_buf_append(&q->out, bytes, len_bytes) < 0)
         atomic_store(&q->gone, true); /* it does not read */
     q->out_ns = k3_now_ns();
     k3_http_wake(q);
@@ -137,7 +138,10 @@ static void add_headers(const struct k3_http_req *q, struct MHD_Response *r)
     if (q->type)
         MHD_add_response_header(r, "Content-Type", q->type);
     MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
-    MHD_add_response_header(r, "Cache-Control", q->stream ? "no-cache" : "no-store");
+    if (q->file)
+        k3_http_page_headers(q, r);
+    else
+        MHD_add_response_header(r, "Cache-Control", q->stream ? "no-cache" : "no-store");
     if (q->stream)
         MHD_add_response_header(r, "X-Accel-Buffering", "no");
     if (q->eta_s >= 0) {

@@ -34,6 +34,8 @@ static const struct k3_http_route routes[] = {
 /* /v1/models/ID */
 static const struct k3_http_route one_model = { "/v1/models/{id}", false, false, NULL };
 #define ONE_MODEL "/v1/models/"
+/* / and /web/FILE: what the page is made of needs no key; it asks for one. */
+static const struct k3_http_route page = { "/web/{file}", false, true, k3_http_get_page };
 
 static const struct k3_http_route *find_route(const char *path)
 {
@@ -175,7 +177,8 @@ static struct k3_http_req *new_request(struct k3_http *h, struct MHD_Connection 
     q->eta_s = -1;
     q->end = "";
     q->start_ns = q->body_ns = k3_now_ns();
-    q->route = find_route(url);
+    q->file = k3_http_page_find(url);
+    q->route = q->file ? &page : find_route(url);
     snprintf(q->method, sizeof(q->method), "%s", method);
     if (q->route)
         snprintf(q->path, sizeof(q->path), "%s", q->route->path);
@@ -345,7 +348,7 @@ void *k3_http_prepare_thread(void *arg)
         k3_buf_free(&q->body);
         pthread_mutex_lock(&h->lock);
         h->body_bytes -= q->body_bytes;
-        q->body_bytes = q->n_prompt * sizeof(uint32_t); /* what is left of it: the ids */
+        q->body_bytes = q->kept_bytes; /* what is left of it */
         h->body_bytes += q->body_bytes;
         if (q->phase == K3_HTTP_PREPARING)
             k3_http_ready(q);

@@ -13,7 +13,7 @@ static int put_head(struct k3_http_job *j, const char *object)
 {
     struct k3_buf *b = &j->piece;
     int rc = k3_buf_printf(b, "{\"id\":\"%s-%s\",\"object\":\"%s\",\"created\":%lld,\"model\":%s",
-                           j->api == K3_HTTP_CHAT ? "chatcmpl" : "cmpl", j->ask.id, object, (long long)j->created, j->c.model);
+                           j->api == K3_HTTP_CHAT ? "chatcmpl" : "cmpl", j->first->ask.id, object, (long long)j->created, j->c.model);
 
     if (j->fingerprint[0])
         rc |= k3_buf_printf(b, ",\"system_fingerprint\":\"%s\"", j->fingerprint);
@@ -25,14 +25,20 @@ static int put_json(struct k3_buf *b, const struct k3_buf *text)
     return k3_buf_json(b, text->bytes ? text->bytes : "", text->len_bytes);
 }
 
+/* Of all answers; the prompt, which they share, counts once. */
 static int put_usage(struct k3_http_job *j)
 {
-    const struct k3_ask *a = &j->ask;
+    const struct k3_ask *a = &j->first->ask;
+    size_t n = 0, n_reasoning = 0;
 
+    for (unsigned i = 0; i < j->c.n; i++) {
+        n += j->first[i].ask.generated.n;
+        n_reasoning += j->first[i].n_reasoning;
+    }
     return k3_buf_printf(&j->piece, "\"usage\":{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,"
-                         "\"prompt_tokens_details\":{\"cached_tokens\":0},"
-                         "\"completion_tokens_details\":{\"reasoning_tokens\":%zu}}", a->prompt.n, a->generated.n,
-                         a->prompt.n + a->generated.n, j->n_reasoning);
+                         "\"cached_tokens\":%zu,\"prompt_tokens_details\":{\"cached_tokens\":%zu}," /* Moonshot's place, OpenAI's */
+                         "\"completion_tokens_details\":{\"reasoning_tokens\":%zu}}", a->prompt.n, n,
+                         a->prompt.n + n, a->n_cached, a->n_cached, n_reasoning);
 }
 
 static double per_s(size_t n, double ms)
@@ -40,18 +46,28 @@ static double per_s(size_t n, double ms)
     return ms > 0 ? (double)n * 1000 / ms : 0;
 }
 
-/* As llama.cpp has them: programs that measure read these. */
+/* As llama.cpp has them: programs that measure read these.  Of several answers: from the first start and the first token to the
+ * last end, and the tokens of all. */
 static int put_timings(struct k3_http_job *j)
 {
-    const struct k3_ask *a = &j->ask;
-    uint64_t first = a->first_ns ? a->first_ns : a->end_ns;
-    double prompt_ms = first > a->start_ns ? (double)(first - a->start_ns) / 1e6 : 0;
-    double rest_ms = a->end_ns > first ? (double)(a->end_ns - first) / 1e6 : 0;
+    uint64_t start = UINT64_MAX, first = UINT64_MAX, end = 0;
+    size_t n_prompt = j->first->ask.prompt.n, n_cached = j->first->ask.n_cached, n = 0;
+    double prompt_ms, rest_ms;
 
-    return k3_buf_printf(&j->piece, "\"timings\":{\"cache_n\":0,\"prompt_n\":%zu,\"prompt_ms\":%.3f,\"prompt_per_second\":%.3f,"
-                         "\"predicted_n\":%zu,\"predicted_ms\":%.3f,\"predicted_per_second\":%.3f}", a->prompt.n, prompt_ms,
-                         per_s(a->prompt.n, prompt_ms), a->generated.n, rest_ms,
-                         per_s(a->generated.n ? a->generated.n - 1 : 0, rest_ms));
+    for (unsigned i = 0; i < j->c.n; i++) {
+        const struct k3_ask *a = &j->first[i].ask;
+        uint64_t a_first = a->first_ns ? a->first_ns : a->end_ns;
+
+        n += a->generated.n;
+        start = a->start_ns < start ? a->start_ns : start;
+        first = a_first < first ? a_first : first;
+        end = a->end_ns > end ? a->end_ns : end;
+    }
+    prompt_ms = first > start ? (double)(first - start) / 1e6 : 0;
+    rest_ms = end > first ? (double)(end - first) / 1e6 : 0;
+    return k3_buf_printf(&j->piece, "\"timings\":{\"cache_n\":%zu,\"prompt_n\":%zu,\"prompt_ms\":%.3f,\"prompt_per_second\":%.3f,"
+                         "\"predicted_n\":%zu,\"predicted_ms\":%.3f,\"predicted_per_second\":%.3f}", n_cached,
+                         n_prompt - n_cached, prompt_ms, per_s(n_prompt - n_cached, prompt_ms), n, rest_ms, per_s(n ? n - 1 : 0, rest_ms));
 }
 
 /* ---- chunks ---- */
@@ -61,16 +77,17 @@ static int begin(struct k3_http_job *j)
     int rc = k3_buf_puts(&j->piece, "data: ");
 
     rc |= put_head(j, j->api == K3_HTTP_CHAT ? "chat.completion.chunk" : "text_completion");
-    return rc | k3_buf_puts(&j->piece, j->api == K3_HTTP_CHAT ? ",\"choices\":[{\"index\":0,\"delta\":{"
-                                                              : ",\"choices\":[{\"index\":0,\"text\":");
+    return rc | k3_buf_printf(&j->piece, ",\"choices\":[{\"index\":%u,%s", j->index,
+                              j->api == K3_HTTP_CHAT ? "\"delta\":{" : "\"text\":");
 }
 
-/* The end of a chunk with a choice.  reason NULL: null. */
-static int end(struct k3_http_job *j, const char *reason)
+/* The end of a chunk with a choice.  shown: it has text of this channel; NULL: none.  reason NULL: null. */
+static int end(struct k3_http_job *j, const enum k3_channel *shown, const char *reason)
 {
-    int rc = k3_buf_printf(&j->piece, "%s,\"logprobs\":null,\"finish_reason\":%s%s%s}]", j->api == K3_HTTP_CHAT ? "}" : "",
-                           reason ? "\"" : "", reason ? reason : "null", reason ? "\"" : "");
+    int rc = k3_buf_printf(&j->piece, "%s,\"logprobs\":", j->api == K3_HTTP_CHAT ? "}" : "");
 
+    rc |= shown ? k3_http_put_logprobs(j, *shown) : k3_buf_puts(&j->piece, "null");
+    rc |= k3_buf_printf(&j->piece, ",\"finish_reason\":%s%s%s}]", reason ? "\"" : "", reason ? reason : "null", reason ? "\"" : "");
     if (j->c.include_usage)
         rc |= k3_buf_puts(&j->piece, ",\"usage\":null");
     return rc | k3_buf_puts(&j->piece, "}\n\n");
@@ -81,7 +98,7 @@ int k3_http_chunk_first(struct k3_http_job *j)
     int rc = begin(j);
 
     rc |= k3_buf_puts(&j->piece, j->api == K3_HTTP_CHAT ? "\"role\":\"assistant\",\"content\":\"\"" : "\"\"");
-    return rc | end(j, NULL);
+    return rc | end(j, NULL, NULL);
 }
 
 int k3_http_chunk_text(struct k3_http_job *j, enum k3_channel channel, const char *text, size_t len_bytes)
@@ -91,7 +108,7 @@ int k3_http_chunk_text(struct k3_http_job *j, enum k3_channel channel, const cha
     if (j->api == K3_HTTP_CHAT)
         rc |= k3_buf_puts(&j->piece, channel == K3_OUT_THINK ? "\"reasoning_content\":" : "\"content\":");
     rc |= k3_buf_json(&j->piece, text, len_bytes);
-    return rc | end(j, NULL);
+    return rc | end(j, &channel, NULL);
 }
 
 /* 24 letters that no other call has: of the request's id, and its number. */
@@ -118,7 +135,7 @@ int k3_http_chunk_call(struct k3_http_job *j, enum k3_call_event event, uint32_t
         rc |= k3_buf_json(&j->piece, text, len_bytes);
         rc |= k3_buf_puts(&j->piece, "}}]");
     }
-    return rc | end(j, NULL);
+    return rc | end(j, NULL, NULL);
 }
 
 int k3_http_chunk_last(struct k3_http_job *j)
@@ -127,7 +144,13 @@ int k3_http_chunk_last(struct k3_http_job *j)
 
     if (j->api == K3_HTTP_TEXT)
         rc |= k3_buf_puts(&j->piece, "\"\"");
-    rc |= end(j, k3_http_finish_reason(j));
+    return rc | end(j, NULL, k3_http_finish_reason(j));
+}
+
+int k3_http_chunk_end(struct k3_http_job *j)
+{
+    int rc = 0;
+
     if (j->c.include_usage) {
         rc |= k3_buf_puts(&j->piece, "data: ");
         rc |= put_head(j, j->api == K3_HTTP_CHAT ? "chat.completion.chunk" : "text_completion");
@@ -187,18 +210,37 @@ static int put_message(struct k3_http_job *j)
     return rc | k3_buf_puts(&j->piece, "}");
 }
 
-int k3_http_whole(struct k3_http_job *j)
+static int put_choice(struct k3_http_job *j)
 {
-    int rc = put_head(j, j->api == K3_HTTP_CHAT ? "chat.completion" : "text_completion");
+    int rc = k3_buf_printf(&j->piece, "{\"index\":%u,", j->index);
 
-    rc |= k3_buf_puts(&j->piece, ",\"choices\":[{\"index\":0,");
     if (j->api == K3_HTTP_CHAT) {
         rc |= put_message(j);
     } else {
         rc |= k3_buf_puts(&j->piece, "\"text\":");
         rc |= put_json(&j->piece, &j->answer.text);
     }
-    rc |= k3_buf_printf(&j->piece, ",\"logprobs\":null,\"finish_reason\":\"%s\"}],", k3_http_finish_reason(j));
+    rc |= k3_buf_puts(&j->piece, ",\"logprobs\":");
+    rc |= k3_http_put_all_logprobs(j);
+    return rc | k3_buf_printf(&j->piece, ",\"finish_reason\":\"%s\"}", k3_http_finish_reason(j));
+}
+
+int k3_http_whole(struct k3_http_job *j)
+{
+    int rc = put_head(j, j->api == K3_HTTP_CHAT ? "chat.completion" : "text_completion");
+
+    rc |= k3_buf_puts(&j->piece, ",\"choices\":[");
+    for (unsigned i = 0; i < j->c.n; i++) {
+        struct k3_http_job *one = &j->first[i];
+
+        if (one != j)
+            one->piece.len_bytes = 0;
+        rc |= i ? k3_buf_puts(&j->piece, ",") : 0;
+        rc |= put_choice(one);
+        if (one != j)
+            rc |= k3_buf_append(&j->piece, one->piece.bytes, one->piece.len_bytes);
+    }
+    rc |= k3_buf_puts(&j->piece, "],");
     rc |= put_usage(j);
     rc |= k3_buf_puts(&j->piece, ",");
     rc |= put_timings(j);

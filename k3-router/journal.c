@@ -142,11 +142,26 @@ static bool parse_model(struct k3_journal_data *data, const char *json, size_t l
            cJSON_IsString(cJSON_GetObjectItemCaseSensitive(data->model, "model"));
 }
 
+#define RECORD_MAX 1024u /* bytes of a line, but for head and model: a token with 21 log probabilities has 600 at most */
+
+/* t INDEX TOKEN [log probabilities] */
+static bool parse_token(struct k3_journal_data *data, const char *line)
+{
+    unsigned long index, token;
+    int at = 0;
+
+    if (sscanf(line, "t %lu %lu%n", &index, &token, &at) != 2 || index != data->generated.n || token > UINT32_MAX)
+        return false;
+    if (line[at] ? data->logprobs.n != data->generated.n || !k3_logprobs_parse(&data->logprobs, (uint32_t)token, line + at)
+                 : data->logprobs.n > 0)
+        return false;
+    return k3_ids_push(&data->generated, (uint32_t)token) == 0;
+}
+
 /* One whole line after the head, without its line end.  False: it is not a record. */
 static bool parse_record(struct k3_journal_data *data, const char *line, size_t len)
 {
-    char copy[64], reason[16], rest;
-    unsigned long index, token;
+    char copy[RECORD_MAX], reason[16], rest;
     long long stop_id = -1;
     int n;
 
@@ -158,9 +173,8 @@ static bool parse_record(struct k3_journal_data *data, const char *line, size_t 
     copy[len] = 0;
     if (strlen(copy) != len)
         return false;
-    if (sscanf(copy, "t %lu %lu%c", &index, &token, &rest) == 2)
-        return index == data->generated.n && token <= UINT32_MAX &&
-               k3_ids_push(&data->generated, (uint32_t)token) == 0;
+    if (copy[0] == 't')
+        return parse_token(data, copy);
     n = sscanf(copy, "end %15s %lld%c", reason, &stop_id, &rest);
     if ((n != 1 && n != 2) || (strcmp(reason, "stop") && strcmp(reason, "length") && strcmp(reason, "cancelled")) ||
         stop_id > UINT32_MAX)
@@ -239,6 +253,7 @@ void k3_journal_data_free(struct k3_journal_data *data)
     cJSON_Delete(data->head);
     cJSON_Delete(data->model);
     k3_ids_free(&data->generated);
+    k3_logprobs_free(&data->logprobs);
     *data = (struct k3_journal_data){ .stop_id = -1 };
 }
 
@@ -256,12 +271,17 @@ int k3_journal_model(struct k3_journal *j, const char *digest, const char *model
     return rc;
 }
 
-int k3_journal_token(struct k3_journal *j, size_t index, uint32_t token, struct k3_err *err)
+int k3_journal_token(struct k3_journal *j, size_t index, uint32_t token, const struct k3_logprobs *l, struct k3_err *err)
 {
-    char line[64];
-    int n = snprintf(line, sizeof(line), "t %zu %u\n", index, token);
+    struct k3_buf b = { 0 };
+    int rc = k3_buf_printf(&b, "t %zu %u", index, token);
 
-    return put(j, line, (size_t)n, false, err);
+    if (l && l->n_each)
+        rc |= k3_logprobs_put(l, index, &b);
+    rc |= k3_buf_puts(&b, "\n");
+    rc = rc ? k3_fail(err, -ENOMEM, "journal %s: no memory", j->path) : put(j, b.bytes, b.len_bytes, false, err);
+    k3_buf_free(&b);
+    return rc;
 }
 
 int k3_journal_end(struct k3_journal *j, const char *reason, int64_t stop_id, struct k3_err *err)

@@ -4,7 +4,8 @@
  *   k3-journal 1 ID
  *   {"submit":{..},..}      the head: what is submitted (prompt ids, parameters, seed) and how the answer is shown
  *   model {"model_digest":"HEX","model":"DIR"}   what k3-computed runs, once it has taken the request; before any token
- *   t INDEX TOKEN           appended before the token is shown
+ *   t INDEX TOKEN [LOGPROB [ID LOGPROB]..]   appended before the token is shown; with its log probabilities when they were
+ *                           asked for (logprobs.h): k3-computed does not compute those of a resumed answer's tokens again
  *   end REASON [STOP_ID]    stop, length or cancelled
  *
  * A record counts when its line end is there: the last line of a file that was being written when its writer died may be
@@ -26,6 +27,7 @@
 
 #include "ipc/err.h"
 #include "k3-router/buf.h"
+#include "k3-router/logprobs.h"
 
 #define K3_JOURNAL_ID_LEN 32 /* hex digits */
 #define K3_JOURNAL_KEEP_S (7 * 86400)
@@ -37,6 +39,7 @@ struct k3_journal { int fd; char path[1024]; uint64_t synced_ns; };
 struct k3_journal_data {
     cJSON *head;
     struct k3_ids generated;
+    struct k3_logprobs logprobs; /* of all tokens or of none */
     cJSON *model;    /* NULL: not submitted yet */
     char end[16];    /* "" while it has not ended */
     int64_t stop_id; /* -1 none */
@@ -59,7 +62,8 @@ int k3_journal_parse(struct k3_journal_data *data, const char *text, size_t len_
                      const char *name, size_t *good_bytes, struct k3_err *err);
 void k3_journal_data_free(struct k3_journal_data *data);
 int k3_journal_model(struct k3_journal *j, const char *digest, const char *model, struct k3_err *err);
-int k3_journal_token(struct k3_journal *j, size_t index, uint32_t token, struct k3_err *err);
+/* l (may be NULL) has the log probabilities of it, if any were asked for. */
+int k3_journal_token(struct k3_journal *j, size_t index, uint32_t token, const struct k3_logprobs *l, struct k3_err *err);
 int k3_journal_end(struct k3_journal *j, const char *reason, int64_t stop_id, struct k3_err *err);
 void k3_journal_close(struct k3_journal *j);
 /* Removes old files.  now_s: seconds since 1970.  Returns how many. */

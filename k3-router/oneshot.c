@@ -57,7 +57,7 @@ static int print_end(const struct k3_exchange *x, const struct k3_err *failed)
     int rc = 0;
 
     if (x->r->opt.json && x->ask.id[0])
-        rc = k3_exchange_json(x, -1, failed, &b);
+        rc = k3_exchange_json(x, NULL, failed, &b);
     else if (!x->r->t && !failed)
         for (size_t i = 0; i < x->ask.generated.n; i++)
             rc |= k3_buf_printf(&b, i ? ",%u" : "%u", x->ask.generated.id[i]);
@@ -72,10 +72,11 @@ static int print_end(const struct k3_exchange *x, const struct k3_err *failed)
 int k3_router_oneshot(struct k3_router *r, struct k3_err *err)
 {
     struct k3_exchange x = { .r = r, .ask = K3_ASK_INIT };
-    struct k3_ids prompt = { 0 };
+    struct k3_prompt prompt;
     int rc, out;
 
-    rc = r->opt.resume ? 0 : read_prompt(r, &prompt, err);
+    k3_prompt_init(&prompt, r);
+    rc = r->opt.resume ? 0 : read_prompt(r, &prompt.ids, err);
     k3_router_catch_interrupts(); /* not before: an interrupt while the prompt is read ends the program */
     if (rc == 0)
         rc = r->opt.resume ? k3_exchange_resume(&x, r, r->opt.resume, err) : k3_exchange_new(&x, r, &prompt, err);
@@ -92,7 +93,7 @@ int k3_router_oneshot(struct k3_router *r, struct k3_err *err)
         if (rc == 0 && x.ask.end == K3_ASK_CANCELLED)
             rc = k3_fail(err, -ECANCELED, "cancelled after %zu tokens", x.ask.generated.n);
     }
-    k3_ids_free(&prompt);
+    k3_ids_free(&prompt.ids);
     k3_exchange_close(&x);
     return rc;
 }

@@ -32,11 +32,16 @@ bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *sta
         { "top-p", K3_OPT_STRING, &top_p, "X", "over 0 up to 1 (default: as the model says, else 0.95)", 0, 0 },
         { "top-k", K3_OPT_U32, &o->top_k, "N", "0 is off (default)", 0, 1u << 30 },
         { "min-p", K3_OPT_DOUBLE, &o->min_p, "X", "0 is off (default)", 0, 1 },
-        { "seed", K3_OPT_STRING, &o->seed, "N", "of the sampling (default: a random one, which is recorded)", 0, 0 },
+        { "seed", K3_OPT_STRING, &o->seed, "N", "of the sampling (default: a random one, which is recorded; with --out 0).  --lines: of the\n"
+          "first line, the next one has the next number", 0, 0 },
         { "stop", K3_OPT_LIST, &o->stop, "TEXT", "ends the answer before this text", 0, 0 },
-        { "lines", K3_OPT_FLAG, &o->lines, NULL, "one prompt a line, one JSON object a line", 0, 0 },
-        { "parallel", K3_OPT_U32, &o->parallel, "N", "prompts at once with --lines (default 4), answers at once with --http (default: the\n"
-          "sequences of k3-computed)", 1, 64 },
+        { "lines", K3_OPT_FLAG, &o->lines, NULL, "one prompt a line, one JSON object a line, in the same order", 0, 0 },
+        { "json-lines", K3_OPT_FLAG, &o->json_lines, NULL, "--lines whose lines are JSON: {\"messages\":[..]} or {\"prompt\":\"..\"}, \"id\", sampling\n"
+          "(docs/user/terminal.md)", 0, 0 },
+        { "out", K3_OPT_STRING, &o->out, "FILE", "with --lines: append each object to FILE as its answer ends; started again, does\n"
+          "only what is missing in it", 0, 0 },
+        { "parallel", K3_OPT_U32, &o->parallel, "N", "prompts at once with --lines, answers at once with --http (default: the sequences of\n"
+          "k3-computed; --lines: at least 4)", 1, 64 },
         { "json", K3_OPT_FLAG, &o->json, NULL, "print one JSON object at the end instead of text as it comes", 0, 0 },
         { "logits", K3_OPT_STRING, &o->logits, "FILE", "write the float32 logits of the first generated position", 0, 0 },
         { "resume", K3_OPT_STRING, &o->resume, "ID", "show an earlier request's answer and go on with it", 0, 0 },
@@ -65,10 +70,15 @@ bool k3_router_options(struct k3_router_opts *o, int argc, char **argv, int *sta
                                   .ping_s = 5, .client_timeout_s = 60, .daemon = K3_DAEMON_OPTS_INIT };
     if (k3_opts_parse(table, "k3-router",
                       "asks k3-computed and shows the answer.  The whole of stdin is one prompt (without one trailing line\n"
-                      "end); at a terminal it is a conversation.", argc, argv, NULL, status))
+                      "end); at a terminal it is a conversation, whose commands /help lists.", argc, argv, NULL, status))
         return true;
     if (o->chat + o->raw + (o->ids != NULL) + (o->resume != NULL) > 1)
         return usage(status, "--chat, --raw, --ids and --resume exclude one another");
+    o->lines |= o->json_lines;
+    if (o->out && !o->lines)
+        return usage(status, "--out goes with --lines or --json-lines");
+    if (o->json_lines && o->system)
+        return usage(status, "--system does not go with --json-lines; a message with \"role\":\"system\" does");
     if (o->lines && (o->ids || o->resume || o->logits))
         return usage(status, "--lines does not go with --ids, --resume or --logits");
     if (o->http && (o->chat || o->raw || o->ids || o->resume || o->lines || o->json || o->system || o->logits || o->stop.n))

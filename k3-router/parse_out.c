@@ -38,8 +38,14 @@ void k3_out_calls(struct k3_out *o, uint32_t max_calls, k3_call_fn *fn)
     o->call_fn = fn;
 }
 
+void k3_out_ids(struct k3_out *o, k3_out_id_fn *fn)
+{
+    o->id_fn = fn;
+}
+
 void k3_out_close(struct k3_out *o)
 {
+    k3_ids_free(&o->tag_index);
     k3_buf_free(&o->tag);
     k3_buf_free(&o->text);
     k3_buf_free(&o->value);
@@ -262,14 +268,21 @@ static bool is_blank(const char *bytes, size_t len_bytes)
     return true;
 }
 
-static int put(struct k3_out *o, const char *bytes, size_t len_bytes)
+/* index: of the ids that the bytes are of. */
+static int put(struct k3_out *o, const char *bytes, size_t len_bytes, const uint32_t *index, size_t n_index)
 {
+    int rc = 0;
+
     if (len_bytes == 0)
         return 0;
     if (o->state == K3_OUT_BETWEEN && !is_blank(bytes, len_bytes))
         o->state = K3_OUT_IN_RESPONSE;
     if (o->state != K3_OUT_IN_THINK && o->state != K3_OUT_IN_RESPONSE && o->state != K3_OUT_IN_VALUE)
         return 0;
+    for (size_t i = 0; rc == 0 && o->id_fn && o->state != K3_OUT_IN_VALUE && i < n_index; i++)
+        rc = o->id_fn(o->arg, o->state == K3_OUT_IN_THINK ? K3_OUT_THINK : K3_OUT_RESPONSE, index[i]);
+    if (rc < 0)
+        return rc;
     if (k3_utf8_feed(&o->utf8, bytes, len_bytes, &o->text) < 0)
         return -ENOMEM;
     return o->state == K3_OUT_IN_VALUE ? value_text(o) : emit(o);
@@ -296,7 +309,7 @@ static int tag_is_text(struct k3_out *o)
     int rc;
 
     o->marker = 0;
-    rc = put(o, o->tag.bytes, o->tag.len_bytes);
+    rc = put(o, o->tag.bytes, o->tag.len_bytes, o->tag_index.id, o->tag_index.n);
     o->tag.len_bytes = 0;
     return rc;
 }
@@ -393,6 +406,7 @@ int k3_out_feed(struct k3_out *o, uint32_t id)
     uint32_t base = k3_tokenizer_base(o->t), above = id - base;
     size_t len_bytes = 0;
     const char *bytes = k3_tokenizer_bytes(o->t, id, &len_bytes);
+    uint32_t index = (uint32_t)o->n_fed++;
     int rc = 0;
 
     if (!bytes)
@@ -401,10 +415,10 @@ int k3_out_feed(struct k3_out *o, uint32_t id)
         return 0;
     if (id < base && !o->marker) {
         o->first = false;
-        return put(o, bytes, len_bytes);
+        return put(o, bytes, len_bytes, &index, 1);
     }
     if (id < base) {
-        if (k3_buf_append(&o->tag, bytes, len_bytes) < 0)
+        if (k3_buf_append(&o->tag, bytes, len_bytes) < 0 || (o->id_fn && k3_ids_push(&o->tag_index, index) < 0))
             return -ENOMEM;
         o->n_tag_ids++;
         return tag_too_long(o) ? tag_is_text(o) : 0;
@@ -418,6 +432,7 @@ int k3_out_feed(struct k3_out *o, uint32_t id)
         rc = o->marker ? tag_is_text(o) : 0;
         o->marker = above;
         o->n_tag_ids = 0;
+        o->tag_index.n = 0;
         return rc;
     }
     if (above == K3_SP_END_OF_MSG || above == K3_SP_EOS) {

@@ -19,7 +19,9 @@ struct k3_progress_line { uint64_t due_ns; bool shown, below; };
 
 struct k3_progress_line *k3_progress_open(unsigned delay_ms)
 {
-    struct k3_progress_line *p = isatty(STDERR_FILENO) ? calloc(1, sizeof(*p)) : NULL;
+    const char *term = getenv("TERM");
+    bool able = isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") != 0;
+    struct k3_progress_line *p = able ? calloc(1, sizeof(*p)) : NULL;
 
     if (p)
         p->due_ns = k3_now_ns() + delay_ms * 1000000ull;
@@ -33,15 +35,31 @@ static void put(const char *bytes, size_t len_bytes)
     (void)n; /* a progress line that cannot be shown is no error */
 }
 
-void k3_progress_show(struct k3_progress_line *p, const struct k3_ask_progress *w, size_t n_tokens, bool below)
+void k3_progress_text(struct k3_progress_line *p, const char *line, bool below)
 {
-    char line[256];
     struct winsize ws = { 0 };
-    size_t width, n;
+    size_t width, n = strlen(line);
 
     if (!p || k3_now_ns() < p->due_ns)
         return;
     width = ioctl(STDERR_FILENO, TIOCGWINSZ, &ws) == 0 && ws.ws_col > 20 ? ws.ws_col : 80;
+    if (n > width - 1)
+        n = width - 1;
+    put(below ? BELOW : "\r\033[K", below ? strlen(BELOW) : 4);
+    put(line, n);
+    if (below)
+        put(BACK, strlen(BACK));
+    p->shown = true;
+    p->below = below;
+}
+
+void k3_progress_show(struct k3_progress_line *p, const struct k3_ask_progress *w, size_t n_tokens, bool below)
+{
+    char line[256];
+    size_t n;
+
+    if (!p)
+        return;
     n = (size_t)snprintf(line, sizeof(line), "%.16s", w->phase);
     if (w->layers > 0)
         n += (size_t)snprintf(line + n, sizeof(line) - n, "  layer %.0f/%.0f", w->layer, w->layers);
@@ -52,15 +70,8 @@ void k3_progress_show(struct k3_progress_line *p, const struct k3_ask_progress *
     if (w->eta_s >= 1)
         n += (size_t)snprintf(line + n, sizeof(line) - n, "  ETA %.0f s", w->eta_s);
     if (strcmp(w->waiting, "none") != 0)
-        n += (size_t)snprintf(line + n, sizeof(line) - n, "  (waiting for %.16s)", w->waiting);
-    if (n > width - 1)
-        n = width - 1;
-    put(below ? BELOW : "\r\033[K", below ? strlen(BELOW) : 4);
-    put(line, n);
-    if (below)
-        put(BACK, strlen(BACK));
-    p->shown = true;
-    p->below = below;
+        snprintf(line + n, sizeof(line) - n, "  (waiting for %.16s)", w->waiting);
+    k3_progress_text(p, line, below);
 }
 
 void k3_progress_erase(struct k3_progress_line *p)

@@ -47,8 +47,35 @@ static bool add_ids(cJSON *to, const char *key, const uint32_t *id, size_t n)
     return ok;
 }
 
+/* Only what changes something: a k3-computed or a journal without these means the same. */
+static bool add_adjustments(cJSON *s, const struct k3_ask_params *p)
+{
+    bool ok = true;
+
+    if (p->presence_penalty != 0)
+        ok &= cJSON_AddNumberToObject(s, "presence_penalty", p->presence_penalty) != NULL;
+    if (p->frequency_penalty != 0)
+        ok &= cJSON_AddNumberToObject(s, "frequency_penalty", p->frequency_penalty) != NULL;
+    if (p->repeat_penalty != 0 && p->repeat_penalty != 1)
+        ok &= cJSON_AddNumberToObject(s, "repeat_penalty", p->repeat_penalty) != NULL;
+    if (p->logit_bias)
+        ok &= cJSON_AddRawToObject(s, "logit_bias", p->logit_bias) != NULL;
+    if (p->n_logprobs)
+        ok &= cJSON_AddNumberToObject(s, "logprobs", p->n_logprobs - 1) != NULL;
+    return ok;
+}
+
 int k3_ask_new(struct k3_ask *a, struct k3_ids *prompt, const struct k3_ask_params *p, const uint32_t *stop_ids,
                size_t n_stop_ids, cJSON *shown, const char *state_dir, struct k3_err *err)
+{
+    char id[K3_JOURNAL_ID_LEN + 1];
+
+    k3_journal_new_id(id);
+    return k3_ask_new_as(a, id, prompt, p, stop_ids, n_stop_ids, shown, state_dir, err);
+}
+
+int k3_ask_new_as(struct k3_ask *a, const char *id, struct k3_ids *prompt, const struct k3_ask_params *p,
+                  const uint32_t *stop_ids, size_t n_stop_ids, cJSON *shown, const char *state_dir, struct k3_err *err)
 {
     char seed[24];
     cJSON *s = cJSON_CreateObject();
@@ -57,9 +84,11 @@ int k3_ask_new(struct k3_ask *a, struct k3_ids *prompt, const struct k3_ask_para
     a->head = cJSON_CreateObject();
     a->submit = s;
     a->params = *p;
+    a->params.logit_bias = NULL; /* in the head from here on */
+    a->logprobs.n_each = p->n_logprobs;
     a->prompt = *prompt;
     *prompt = (struct k3_ids){ 0 };
-    k3_journal_new_id(a->id);
+    snprintf(a->id, sizeof(a->id), "%s", id);
     snprintf(seed, sizeof(seed), "%llu", (unsigned long long)p->seed);
     cJSON_AddItemToObject(a->head, "submit", s);
     cJSON_AddItemToObject(a->head, "shown", shown);
@@ -72,10 +101,12 @@ int k3_ask_new(struct k3_ask *a, struct k3_ids *prompt, const struct k3_ask_para
     cJSON_AddNumberToObject(s, "min_p", p->min_p);
     cJSON_AddStringToObject(s, "seed", seed);
     cJSON_AddBoolToObject(s, "logits", p->logits);
+    if (p->n_points && !add_ids(s, "snapshot_points", p->point, p->n_points))
+        return k3_fail(err, -ENOMEM, "request: no memory");
     if (p->constraint && !cJSON_AddRawToObject(s, "constraint", p->constraint))
         return k3_fail(err, -ENOMEM, "request: no memory for its constraint");
     a->params.constraint = NULL;
-    if (!add_ids(s, "stop_ids", stop_ids, n_stop_ids) || !add_ids(s, "prompt_ids", a->prompt.id, a->prompt.n))
+    if (!add_adjustments(s, p) || !add_ids(s, "stop_ids", stop_ids, n_stop_ids) || !add_ids(s, "prompt_ids", a->prompt.id, a->prompt.n))
         return k3_fail(err, -ENOMEM, "request: no memory for %zu ids", a->prompt.n);
     return k3_journal_create(&a->journal, state_dir, a->id, a->head, err);
 }
@@ -121,7 +152,7 @@ int k3_ask_resume(struct k3_ask *a, const char *id, const char *state_dir, struc
 {
     struct k3_journal_data data;
     const cJSON *seed;
-    double max_tokens = 0, top_k = 0;
+    double max_tokens = 0, top_k = 0, top_logprobs;
     struct k3_ask_params *p = &a->params;
     int rc;
 
@@ -133,6 +164,7 @@ int k3_ask_resume(struct k3_ask *a, const char *id, const char *state_dir, struc
     a->resumed = true;
     a->head = data.head;
     a->generated = data.generated;
+    a->logprobs = data.logprobs;
     a->end = data.end[0] ? end_of(data.end) : K3_ASK_RUNNING;
     a->stop_id = data.stop_id;
     if (data.model)
@@ -149,6 +181,12 @@ int k3_ask_resume(struct k3_ask *a, const char *id, const char *state_dir, struc
         return k3_refuse(err, -EINVAL, "journal %s: its head lacks a parameter of the request", a->journal.path);
     p->max_tokens = (uint64_t)max_tokens;
     p->top_k = (uint32_t)top_k;
+    if (get_number(a->submit, "logprobs", 0, K3_TOP_LOGPROBS_MAX, &top_logprobs))
+        p->n_logprobs = (uint32_t)top_logprobs + 1;
+    if (a->generated.n && a->logprobs.n_each != p->n_logprobs) /* of all tokens, or of none: the journal has seen to that */
+        return k3_refuse(err, -EINVAL, "journal %s: its tokens have not the log probabilities that its head asks for",
+                         a->journal.path);
+    a->logprobs.n_each = p->n_logprobs;
     return 0;
 }
 
@@ -163,6 +201,7 @@ void k3_ask_free(struct k3_ask *a)
     cJSON_Delete(a->head);
     k3_ids_free(&a->prompt);
     k3_ids_free(&a->generated);
+    k3_logprobs_free(&a->logprobs);
     *a = (struct k3_ask)K3_ASK_INIT;
 }
 
@@ -175,7 +214,7 @@ struct run {
     struct k3_client *client;
     uint64_t lost_ns;      /* since when nobody answers; 0 = somebody does */
     bool running;          /* computed has had the request, by what this run heard */
-    bool contact;          /* somebody has answered this run */
+    bool contact;          /* somebody has answered: this run, or one before it */
     bool noticed;          /* the outage has had its line */
     bool gone;             /* it has said that it is shutting down */
     bool waits;            /* computed waits for weights */
@@ -390,7 +429,12 @@ static int take_token(struct run *r, const cJSON *event, struct k3_err *err)
     }
     if (index > (double)a->generated.n)
         return k3_fail(err, -EPROTO, "k3-computed: token %.0f where %zu is due", index, a->generated.n);
-    rc = k3_journal_token(&a->journal, a->generated.n, (uint32_t)token, err);
+    rc = a->logprobs.n_each ? k3_logprobs_take(&a->logprobs, (uint32_t)token, cJSON_GetObjectItemCaseSensitive(event, "logprobs"))
+                            : 0;
+    if (rc < 0)
+        return k3_fail(err, rc, "k3-computed: token %.0f %s", index, rc == -ENOMEM ? "finds no memory for its log probabilities"
+                       : "without the log probabilities that were asked for");
+    rc = k3_journal_token(&a->journal, a->generated.n, (uint32_t)token, &a->logprobs, err);
     if (rc == 0 && (rc = k3_ids_push(&a->generated, (uint32_t)token)) < 0)
         k3_fail(err, rc, "request: no memory");
     if (rc < 0)
@@ -519,6 +563,7 @@ static int poll_once(struct run *r, bool *unknown, struct k3_err *err)
 {
     cJSON *request = cJSON_CreateObject(), *reply = NULL;
     const cJSON *what;
+    double cached;
     int rc;
 
     cJSON_AddStringToObject(request, "cmd", "poll");
@@ -536,6 +581,8 @@ static int poll_once(struct run *r, bool *unknown, struct k3_err *err)
         rc = *unknown ? 0 : refused(reply, err);
     } else {
         r->running = true;
+        if (r->a->generated.n == 0 && get_number(reply, "cached", 0, (double)r->a->prompt.n, &cached))
+            r->a->n_cached = (size_t)cached;
         get_number(reply, "next", 0, 9e15, &r->from);
         rc = take_events(r, cJSON_GetObjectItemCaseSensitive(reply, "events"), err);
         if (!r->gone) {
@@ -629,7 +676,7 @@ static int run(struct run *r, struct k3_err *err)
 int k3_ask_run(struct k3_ask *a, const struct k3_ask_peer *peer, const struct k3_ask_hooks *hooks,
                struct k3_err *err)
 {
-    struct run r = { .a = a, .peer = peer, .h = hooks };
+    struct run r = { .a = a, .peer = peer, .h = hooks, .contact = peer->seen };
     struct k3_err own = K3_ERR_INIT;
     bool at_stop;
     int rc = 0;

@@ -21,11 +21,16 @@
 #include "k3-router/buf.h"
 #include "k3-router/journal.h"
 
+#define K3_ASK_POINTS 4u
 struct k3_ask_params {
     uint64_t max_tokens, seed;
     double temperature, top_p, min_p;
     uint32_t top_k;
     bool logits;
+    double presence_penalty, frequency_penalty, repeat_penalty; /* as the others, ipc/msg.h; repeat_penalty 0: 1 */
+    const char *logit_bias; /* JSON, [[id,value],..]; NULL none; borrowed for k3_ask_new */
+    uint32_t n_logprobs;    /* for each token: its own and the n_logprobs - 1 best; 0 none */
+    uint32_t point[K3_ASK_POINTS], n_points; /* snapshot_points (ipc/msg.h) */
     const char *constraint; /* JSON for k3-computed (constrain/constraint.h), borrowed until the request is made; NULL: none */
 };
 
@@ -40,10 +45,12 @@ struct k3_ask {
     cJSON *submit; /* what is sent, without generated_ids; part of the journal's head */
     cJSON *head;   /* owner of submit */
     struct k3_ids prompt, generated;
+    struct k3_logprobs logprobs; /* of each generated one, when asked for */
     struct k3_ask_params params;
     struct k3_journal journal;
     struct k3_ask_model model; /* of the journal: no other one goes on with the answer */
     bool resumed, has_logits;
+    size_t n_cached; /* of the prompt, not computed for the first token of this run */
     enum k3_ask_end end;
     int64_t stop_id; /* -1 none */
     uint64_t start_ns, first_ns, end_ns;
@@ -54,6 +61,9 @@ struct k3_ask {
  * needs to show the answer; it becomes part of the head and is owned by it, also on failure. */
 int k3_ask_new(struct k3_ask *a, struct k3_ids *prompt, const struct k3_ask_params *params, const uint32_t *stop_ids,
                size_t n_stop_ids, cJSON *shown, const char *state_dir, struct k3_err *err);
+/* The same under an id of the caller's choice (32 hex digits) that has no journal yet: -EEXIST when it has. */
+int k3_ask_new_as(struct k3_ask *a, const char *id, struct k3_ids *prompt, const struct k3_ask_params *params,
+                  const uint32_t *stop_ids, size_t n_stop_ids, cJSON *shown, const char *state_dir, struct k3_err *err);
 /* The same from a journal: prompt, params and what was generated.  Refused: see journal.h. */
 int k3_ask_resume(struct k3_ask *a, const char *id, const char *state_dir, struct k3_err *err);
 /* The `shown` object of the head. */
@@ -73,8 +83,9 @@ struct k3_ask_hooks {
     bool (*interrupted)(void *arg);                                    /* true: cancel */
     bool (*leave)(void *arg);                                          /* true: give up for now; may be NULL */
 };
-/* model, state_dir: what the person has named, for the hints; NULL: nothing. */
-struct k3_ask_peer { const char *rundir, *instance; unsigned wait_s; const char *model, *state_dir; };
+/* model, state_dir: what the person has named, for the hints; NULL: nothing.  seen: k3-computed was there a while ago, so one
+ * that is not there now is waited for. */
+struct k3_ask_peer { const char *rundir, *instance; unsigned wait_s; const char *model, *state_dir; bool seen; };
 
 /* Gives tokens that the journal already holds to the hook, then runs the request to its end; returns at once when it has
  * ended before.  Exit 3 and how to start the family when nobody is there.  After a negative return the journal is whole

@@ -43,6 +43,13 @@ int k3_router_write(const char *bytes, size_t len_bytes)
     return 0;
 }
 
+bool k3_router_colours(int fd)
+{
+    const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
+
+    return isatty(fd) && !(no && *no) && term && *term && strcmp(term, "dumb") != 0;
+}
+
 size_t k3_router_chomp(const char *text, size_t len_bytes)
 {
     if (len_bytes && text[len_bytes - 1] == '\n')
@@ -167,6 +174,9 @@ static int ask_info(struct k3_router *r)
         v = cJSON_GetObjectItemCaseSensitive(reply, "ctx");
         if (cJSON_IsNumber(v) && v->valuedouble >= 1 && v->valuedouble <= 1e9)
             r->ctx = (uint64_t)v->valuedouble;
+        v = cJSON_GetObjectItemCaseSensitive(reply, "sequences");
+        if (cJSON_IsNumber(v) && v->valuedouble >= 1 && v->valuedouble <= 1e6)
+            r->sequences = (uint32_t)v->valuedouble;
     }
     cJSON_Delete(reply);
     cJSON_Delete(request);
@@ -221,9 +231,14 @@ int k3_router_open_model(struct k3_router *r, struct k3_err *err)
 
 void k3_router_catch_interrupts(void)
 {
+    k3_router_catch(SIGINT);
+}
+
+void k3_router_catch(int sig)
+{
     struct sigaction sa = { .sa_handler = on_interrupt };
 
-    sigaction(SIGINT, &sa, NULL);
+    sigaction(sig, &sa, NULL);
 }
 
 int k3_router_find(struct k3_router *r, const char *instance, bool absent_ok, struct k3_err *err)

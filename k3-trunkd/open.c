@@ -101,6 +101,26 @@ static void info(void *arg, cJSON *reply)
     pthread_mutex_unlock(&d->info_lock);
 }
 
+/* What changes while the family works, for those who look every second: `flow` of ipc/msg.h. */
+static int control(void *arg, const char *cmd, const cJSON *request, cJSON *reply, struct k3_err *err)
+{
+    struct k3_trunkd *d = arg;
+
+    (void)request;
+    if (strcmp(cmd, "flow") != 0)
+        return k3_refuse(err, -ENOSYS, "%s knows no command \"%.40s\"", K3_TRUNKD_NAME, cmd);
+    pthread_mutex_lock(&d->info_lock);
+    if (d->opened) {
+        uint64_t consumed = atomic_load_explicit(&d->ctl->b.consumed, memory_order_relaxed);
+        uint64_t produced = atomic_load_explicit(&d->ctl->a.produced, memory_order_relaxed);
+
+        k3_io_files_info(&d->files, d->stream.block_bytes, reply);
+        cJSON_AddNumberToObject(reply, "ring_filled_bytes", produced > consumed ? (double)(produced - consumed) : 0);
+    }
+    pthread_mutex_unlock(&d->info_lock);
+    return 0;
+}
+
 static void set_opened(struct k3_trunkd *d, bool opened)
 {
     pthread_mutex_lock(&d->info_lock);
@@ -323,7 +343,7 @@ int k3_trunkd_open(struct k3_trunkd *d, struct k3_err *err)
 
     if (rc == 0)
         rc = k3_daemon_open(&d->daemon, K3_TRUNKD_NAME, &d->opt.common, k3_trunkd_stats, K3_TS_N,
-                            NULL, info, d, err);
+                            control, info, d, err);
     if (rc < 0)
         return rc;
     /* A dead predecessor's: nobody should attach to it. */

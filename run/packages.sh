@@ -53,4 +53,4 @@ install_packages() {
     }
 }
 # shellcheck disable=SC2034
-build_packages="gcc make libc6-dev liburing-dev libnng-dev libcjson-dev libpcre2-dev libedit-dev libnuma-dev libmicrohttpd-dev"
+build_packages="gcc make libc6-dev liburing-dev libnng-dev libcjson-dev libpcre2-dev libedit-dev libnuma-dev libmicrohttpd-dev libcurl4-openssl-dev libssl-dev ca-certificates"

@@ -60,7 +60,33 @@ void k3_ctl_summarize(struct k3_ctl_summary *out, const struct k3_ctl_sample *no
                       const struct k3_ctl_sample *before, uint32_t n_before);
 void k3_ctl_summary_json(const struct k3_ctl_summary *s, cJSON *to);
 
+/* A look at all daemons of names, or, when no daemon was asked for by name, at all pages of the instance (then names is
+ * filled).  A page that is not there is an error only when it was asked for by name.  Exit 3: there is none. */
+struct k3_ctl_look { struct k3_ctl_sample s[K3_CTL_DAEMONS]; uint32_t n; };
+int k3_ctl_look(struct k3_ctl_look *l, const struct k3_ctl_opt *o, struct k3_ctl_names *names, struct k3_err *err);
+void k3_ctl_look_free(struct k3_ctl_look *l);
+
 int k3_ctl_stats(const struct k3_ctl_opt *o, struct k3_err *err);
+/* The table of one daemon; before NULL: rates since its start. */
+void k3_ctl_print_daemon(FILE *f, const struct k3_ctl_sample *s, const struct k3_ctl_sample *before);
+/* For people: "1.56 GB", "12.50 ms", "3m07s".  Each returns out. */
+const char *k3_ctl_bytes(char out[32], double v);
+const char *k3_ctl_ns(char out[32], double v);
+const char *k3_ctl_age(char out[32], uint64_t ns);
+
+/* stats --watch: a full screen at a terminal, else a block of text each time (ctl_watch.c).  names as for a look. */
+int k3_ctl_watch(const struct k3_ctl_opt *o, struct k3_ctl_names *names, struct k3_err *err);
+
+/* ctl_screen.c: the terminal as a full screen.  Restored by close, which is due in any case. */
+struct k3_screen { bool full, colours, keys; unsigned columns, rows; };
+enum k3_screen_event { K3_SCREEN_TICK, K3_SCREEN_RESIZED, K3_SCREEN_QUIT };
+/* full: stdout is a terminal that can do it.  Otherwise show() prints the text and a blank line. */
+void k3_screen_open(struct k3_screen *s);
+/* Lines of ASCII, with colours as ESC [ .. m; what does not fit is left out. */
+void k3_screen_show(struct k3_screen *s, const char *text);
+/* Waits until seconds are over, the size has changed, or "q", SIGINT, SIGTERM, SIGHUP. */
+enum k3_screen_event k3_screen_wait(struct k3_screen *s, double seconds);
+void k3_screen_close(struct k3_screen *s);
 /* What `stats --json` prints, for all pages of the instance; also of /v1/k3/stats.  The caller's; NULL after a failure. */
 cJSON *k3_ctl_stats_all(const struct k3_ctl_opt *o, struct k3_err *err);
 /* Text format 0.0.4; also of /metrics. */

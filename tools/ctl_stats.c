@@ -1,4 +1,4 @@
-/* k3ctl stats: the table, --watch, --json, --prometheus.  Reads pages, asks nobody. */
+/* k3ctl stats: the table, --json, --prometheus.  Reads pages, asks nobody.  --watch of the table is in ctl_watch.c. */
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "ipc/daemon.h"
 #include "ipc/stats_json.h"
@@ -20,7 +19,7 @@ static void on_signal(int number)
     interrupted = 1;
 }
 
-static const char *human_bytes(char out[32], double v)
+const char *k3_ctl_bytes(char out[32], double v)
 {
     if (v >= 1e9)
         snprintf(out, 32, "%.2f GB", v / 1e9);
@@ -33,7 +32,7 @@ static const char *human_bytes(char out[32], double v)
     return out;
 }
 
-static const char *human_ns(char out[32], double v)
+const char *k3_ctl_ns(char out[32], double v)
 {
     if (v >= 1e10)
         snprintf(out, 32, "%.1f s", v / 1e9);
@@ -44,7 +43,7 @@ static const char *human_ns(char out[32], double v)
     return out;
 }
 
-static const char *human_age(char out[32], uint64_t ns)
+const char *k3_ctl_age(char out[32], uint64_t ns)
 {
     uint64_t s = ns / 1000000000u;
 
@@ -60,9 +59,9 @@ static const char *human_age(char out[32], uint64_t ns)
 static const char *human(char out[32], const char *unit, double v)
 {
     if (strcmp(unit, "bytes") == 0)
-        return human_bytes(out, v);
+        return k3_ctl_bytes(out, v);
     if (strcmp(unit, "ns") == 0)
-        return human_ns(out, v);
+        return k3_ctl_ns(out, v);
     snprintf(out, 32, "%.0f", v);
     return out;
 }
@@ -80,7 +79,7 @@ static double quantile(const uint64_t *bucket, uint64_t count, double share)
     return 0;
 }
 
-static void print_histogram(const struct k3_ctl_value *v)
+static void print_histogram(FILE *f, const struct k3_ctl_value *v)
 {
     uint64_t count = 0;
     char mean[32], half[32], most[32];
@@ -88,16 +87,16 @@ static void print_histogram(const struct k3_ctl_value *v)
     for (unsigned b = 0; b < K3_HIST_BUCKETS; b++)
         count += v->v[b];
     if (count == 0) {
-        printf("  %-24s %14s  %s\n", v->name, "none", v->help);
+        fprintf(f, "  %-24s %14s  %s\n", v->name, "none", v->help);
         return;
     }
-    printf("  %-24s %14s  mean, half up to %s, 99%% up to %s, %" PRIu64 " times; %s\n", v->name,
+    fprintf(f, "  %-24s %14s  mean, half up to %s, 99%% up to %s, %" PRIu64 " times; %s\n", v->name,
            human(mean, v->unit, (double)v->v[K3_HIST_BUCKETS] / (double)count),
            human(half, v->unit, quantile(v->v, count, 0.5)),
            human(most, v->unit, quantile(v->v, count, 0.99)), count, v->help);
 }
 
-static void print_value(const struct k3_ctl_value *v, const struct k3_ctl_value *before,
+static void print_value(FILE *f, const struct k3_ctl_value *v, const struct k3_ctl_value *before,
                         double seconds)
 {
     char text[32], rate[48] = "", number[32];
@@ -107,17 +106,17 @@ static void print_value(const struct k3_ctl_value *v, const struct k3_ctl_value 
         grown -= (double)before->v[0];
     if (v->kind == K3_COUNTER && seconds > 0) {
         if (strcmp(v->unit, "bytes") == 0)
-            snprintf(rate, sizeof(rate), "%s/s", human_bytes(number, grown / seconds));
+            snprintf(rate, sizeof(rate), "%s/s", k3_ctl_bytes(number, grown / seconds));
         else if (strcmp(v->unit, "ns") == 0)
             snprintf(rate, sizeof(rate), "%.1f %%", grown / seconds / 1e7);
         else
             snprintf(rate, sizeof(rate), "%.1f/s", grown / seconds);
     }
-    printf("  %-24s %14s %13s  %s\n", v->name, human(text, v->unit, (double)v->v[0]), rate,
+    fprintf(f, "  %-24s %14s %13s  %s\n", v->name, human(text, v->unit, (double)v->v[0]), rate,
            v->help);
 }
 
-static void print_daemon(const struct k3_ctl_sample *s, const struct k3_ctl_sample *before)
+void k3_ctl_print_daemon(FILE *f, const struct k3_ctl_sample *s, const struct k3_ctl_sample *before)
 {
     char up[32];
     double seconds;
@@ -125,18 +124,18 @@ static void print_daemon(const struct k3_ctl_sample *s, const struct k3_ctl_samp
     if (before && (before->generation != s->generation || before->pid != s->pid))
         before = NULL;
     seconds = (double)(before ? s->at_ns - before->at_ns : s->up_ns) / 1e9;
-    printf("%s  %s  pid %u  generation %u  started %s ago", s->daemon, k3_ctl_liveness(s), s->pid,
-           s->generation, human_age(up, s->up_ns));
+    fprintf(f, "%s  %s  pid %u  generation %u  started %s ago", s->daemon, k3_ctl_liveness(s), s->pid,
+           s->generation, k3_ctl_age(up, s->up_ns));
     if (s->alive)
-        printf("  heartbeat %s ago", human_age(up, s->beat_age_ns));
-    putchar('\n');
+        fprintf(f, "  heartbeat %s ago", k3_ctl_age(up, s->beat_age_ns));
+    putc('\n', f);
     for (uint32_t i = 0; i < s->n; i++) {
         const struct k3_ctl_value *v = &s->value[i];
 
         if (v->kind == K3_HISTOGRAM)
-            print_histogram(v);
+            print_histogram(f, v);
         else
-            print_value(v, before ? k3_ctl_find(before, v->name) : NULL, seconds);
+            print_value(f, v, before ? k3_ctl_find(before, v->name) : NULL, seconds);
     }
 }
 
@@ -145,17 +144,16 @@ static double share(uint64_t part, uint64_t whole)
     return whole ? 100.0 * (double)part / (double)whole : 0;
 }
 
-static void print_summary(const struct k3_ctl_opt *o, const struct k3_ctl_summary *s, bool interval)
+static void print_summary(const struct k3_ctl_opt *o, const struct k3_ctl_summary *s)
 {
     char all[32], trunk[32], expert[32], rate[32], pass[32];
     double seconds = (double)s->seconds_ns / 1e9,
            bytes = (double)s->trunk_bytes + (double)s->expert_bytes;
 
-    printf("family \"%s\", %s %.1f s\n", o->instance, interval ? "the last" : "since the start,",
-           seconds);
-    printf("  read from disk    %s (trunk %s, experts %s), %s/s\n", human_bytes(all, bytes),
-           human_bytes(trunk, (double)s->trunk_bytes), human_bytes(expert, (double)s->expert_bytes),
-           human_bytes(rate, seconds > 0 ? bytes / seconds : 0));
+    printf("family \"%s\", since the start, %.1f s\n", o->instance, seconds);
+    printf("  read from disk    %s (trunk %s, experts %s), %s/s\n", k3_ctl_bytes(all, bytes),
+           k3_ctl_bytes(trunk, (double)s->trunk_bytes), k3_ctl_bytes(expert, (double)s->expert_bytes),
+           k3_ctl_bytes(rate, seconds > 0 ? bytes / seconds : 0));
     if (!s->has_computed)
         return;
     printf("  waits for trunk   %" PRIu64 "\n", s->trunk_waits);
@@ -163,8 +161,8 @@ static void print_summary(const struct k3_ctl_opt *o, const struct k3_ctl_summar
            s->hits, s->demands);
     printf("  tokens            %" PRIu64 "\n", s->tokens);
     printf("  passes            %" PRIu64 ", %s each; while in a pass %s/s are read\n", s->passes,
-           human_ns(pass, s->passes ? (double)s->pass_ns / (double)s->passes : 0),
-           human_bytes(rate, s->pass_ns ? bytes / ((double)s->pass_ns / 1e9) : 0));
+           k3_ctl_ns(pass, s->passes ? (double)s->pass_ns / (double)s->passes : 0),
+           k3_ctl_bytes(rate, s->pass_ns ? bytes / ((double)s->pass_ns / 1e9) : 0));
     printf("  time of a pass    %.1f %% waiting for trunk, %.1f %% waiting for experts, %.1f %% "
            "arithmetic\n",
            share(s->trunk_wait_ns, s->pass_ns), share(s->expert_wait_ns, s->pass_ns),
@@ -216,18 +214,14 @@ static int print_json(const struct k3_ctl_opt *o, const struct k3_ctl_names *nam
     return root ? 0 : err->code;
 }
 
-struct look { struct k3_ctl_sample s[K3_CTL_DAEMONS]; uint32_t n; };
-
-static void look_free(struct look *l)
+void k3_ctl_look_free(struct k3_ctl_look *l)
 {
     for (uint32_t i = 0; i < l->n; i++)
         k3_ctl_sample_free(&l->s[i]);
     l->n = 0;
 }
 
-/* With an empty list every page of the instance is taken.  A page that cannot be read is an error
- * only when it was asked for by name. */
-static int take(struct look *l, const struct k3_ctl_opt *o, struct k3_ctl_names *names,
+int k3_ctl_look(struct k3_ctl_look *l, const struct k3_ctl_opt *o, struct k3_ctl_names *names,
                 struct k3_err *err)
 {
     bool all = o->words.n < 2;
@@ -250,49 +244,50 @@ static int take(struct look *l, const struct k3_ctl_opt *o, struct k3_ctl_names 
     return 0;
 }
 
+/* One look in the form that was asked for. */
+static int print_look(const struct k3_ctl_opt *o, const struct k3_ctl_look *now, const struct k3_ctl_look *before,
+                      const struct k3_ctl_names *names, struct k3_err *err)
+{
+    bool all = o->words.n < 2;
+    struct k3_ctl_summary sum;
+
+    k3_ctl_summarize(&sum, now->s, now->n, before->n ? before->s : NULL, before->n);
+    if (o->json)
+        return print_json(o, names, all ? &sum : NULL, err);
+    if (o->prometheus) {
+        k3_ctl_prometheus(stdout, o, now->s, now->n);
+        return 0;
+    }
+    if (all)
+        print_summary(o, &sum);
+    for (uint32_t i = 0; i < now->n; i++)
+        k3_ctl_print_daemon(stdout, &now->s[i], NULL);
+    return 0;
+}
+
 int k3_ctl_stats(const struct k3_ctl_opt *o, struct k3_err *err)
 {
-    struct look now = { .n = 0 }, before = { .n = 0 };
+    struct k3_ctl_look now = { .n = 0 }, before = { .n = 0 };
     struct k3_ctl_names names = { .n = 0 };
-    bool all = o->words.n < 2, tty = isatty(STDOUT_FILENO);
     int rc = 0;
 
-    if (!all) {
+    if (o->words.n > 1) {
         rc = k3_ctl_name(names.name[0], o->words.item[1], err);
         names.n = 1;
         if (rc < 0)
             return rc;
     }
+    if (o->watch_s > 0 && !o->json && !o->prometheus)
+        return k3_ctl_watch(o, &names, err);
     if (o->watch_s > 0) {
         signal(SIGINT, on_signal);
         signal(SIGTERM, on_signal);
     }
     do {
-        struct k3_ctl_summary sum;
-
-        rc = take(&now, o, &names, err);
-        if (rc < 0)
-            break;
-        k3_ctl_summarize(&sum, now.s, now.n, before.n ? before.s : NULL, before.n);
-        if (o->json) {
-            rc = print_json(o, &names, all ? &sum : NULL, err);
-        } else if (o->prometheus) {
-            k3_ctl_prometheus(stdout, o, now.s, now.n);
-        } else {
-            if (o->watch_s > 0 && tty)
-                fputs("\033[H\033[J", stdout);
-            if (all)
-                print_summary(o, &sum, before.n > 0);
-            for (uint32_t i = 0; i < now.n; i++) {
-                const struct k3_ctl_sample *b = NULL;
-
-                for (uint32_t k = 0; k < before.n; k++)
-                    if (strcmp(before.s[k].daemon, now.s[i].daemon) == 0)
-                        b = &before.s[k];
-                print_daemon(&now.s[i], b);
-            }
-        }
-        look_free(&before);
+        rc = k3_ctl_look(&now, o, &names, err);
+        if (rc == 0)
+            rc = print_look(o, &now, &before, &names, err);
+        k3_ctl_look_free(&before);
         before = now;
         now.n = 0;
         if (rc < 0 || o->watch_s <= 0 || interrupted || fflush(stdout) != 0)
@@ -301,22 +296,22 @@ int k3_ctl_stats(const struct k3_ctl_opt *o, struct k3_err *err)
                                       (long)((o->watch_s - (double)(time_t)o->watch_s) * 1e9) },
                   NULL);
     } while (!interrupted);
-    look_free(&now);
-    look_free(&before);
+    k3_ctl_look_free(&now);
+    k3_ctl_look_free(&before);
     return rc;
 }
 
 cJSON *k3_ctl_stats_all(const struct k3_ctl_opt *o, struct k3_err *err)
 {
-    struct look now = { .n = 0 };
+    struct k3_ctl_look now = { .n = 0 };
     struct k3_ctl_names names = { .n = 0 };
     struct k3_ctl_summary sum;
     cJSON *root = NULL;
 
-    if (take(&now, o, &names, err) == 0) {
+    if (k3_ctl_look(&now, o, &names, err) == 0) {
         k3_ctl_summarize(&sum, now.s, now.n, NULL, 0);
         root = make_json(o, &names, &sum, err);
     }
-    look_free(&now);
+    k3_ctl_look_free(&now);
     return root;
 }

@@ -119,7 +119,7 @@ static void advise(struct k3_doctor *d, const struct cmdline *c, const struct k3
                    const char *const *dirs, size_t n)
 {
     struct k3_plan_opts o = { .memory_bytes = K3_PLAN_UNSET, .trunk_bytes = K3_PLAN_UNSET, .cache_bytes = K3_PLAN_UNSET,
-                              .ctx = c->ctx, .sequences = c->sequences, .threads = k3_threads_default() };
+                              .ctx = c->ctx, .sequences = c->sequences, .snapshots = K3_PLAN_CHOOSE, .threads = k3_threads_default() };
     struct k3_plan_machine mc = { .promised_bytes = 0 };
     struct k3_err err = K3_ERR_INIT;
     struct k3_memory memory;

@@ -41,6 +41,8 @@ static bool parse(struct cmdline *c, int argc, char **argv, int *status)
         { "ring-mb", K3_OPT_U32, &o->ring_mb, "N", "size of the trunk ring in MiB, an even number", 2, 1 << 20 },
         { "ctx", K3_OPT_U32, &o->ctx, "N", "positions of one sequence (default 4096)", 1, 1u << 24 },
         { "sequences", K3_OPT_U32, &o->sequences, "N", "sequences at the same time (default 1)", 1, K3_SEQUENCES_MAX },
+        { "snapshots", K3_OPT_U32, &o->snapshots, "N", "beginnings of conversations to keep (default: by the memory)", 0,
+          K3_SNAPSHOTS_MAX },
         { "batch-rows", K3_OPT_U32, &o->batch_rows, "N", "rows of one pass at most (default: by the memory)", 1,
           K3_BATCH_ROWS_MAX },
         { "threads", K3_OPT_U32, &o->threads, "N", "threads of a pass (default: one a core, fewer under a quota)", 1, 1024 },
@@ -324,7 +326,7 @@ int main(int argc, char **argv)
     struct cmdline c = {
         .instance = "default", .root = "", .shm = SHM_DIR,
         .plan = { .memory_bytes = K3_PLAN_UNSET, .trunk_bytes = K3_PLAN_UNSET, .cache_bytes = K3_PLAN_UNSET, .ctx = 4096,
-                  .sequences = 1 },
+                  .sequences = 1, .snapshots = K3_PLAN_CHOOSE },
     };
     struct k3_err err = K3_ERR_INIT;
     int rc;

@@ -11,7 +11,8 @@
 static const char summary[] =
     "looks at and commands the daemons of an instance\n"
     "  stats [DAEMON]         counters, from the pages in shared memory alone: also of dead "
-    "daemons\n"
+    "daemons;\n"
+    "                         --watch: the family at work\n"
     "  ping [DAEMON]          who answers\n"
     "  wait                   until every member is ready\n"
     "  info [DAEMON]          version, options and what each daemon says of itself\n"
@@ -93,7 +94,7 @@ int main(int argc, char **argv)
         { "instance", K3_OPT_STRING, &o.instance, "NAME", "instance name (default \"default\")", 0,
           0 },
         { "watch", K3_OPT_DOUBLE, &o.watch_s, "S",
-          "stats: again every S seconds (default 1), with rates", 0.05, 86400 },
+          "stats: again every S seconds (default 1), with rates; a full\nscreen at a terminal (q leaves)", 0.05, 86400 },
         { "json", K3_OPT_FLAG, &o.json, NULL, "stats, ping, info: one JSON object", 0, 0 },
         { "prometheus", K3_OPT_FLAG, &o.prometheus, NULL, "stats: Prometheus text format", 0, 0 },
         { "timeout", K3_OPT_DOUBLE, &o.timeout_s, "S", "wait: at most S seconds (default 60)", 0,

@@ -33,6 +33,11 @@
 #define ROWS_MOST 2048u
 #define PART_OF_ROWS 24u
 #define SMALL_ROWS_BYTES (16u << 20)
+/* A snapshot of the released shape with 4,096 positions is 0.7 GB: pinned instead, that would save half a percent of what a token
+ * reads, while a history of 512 tokens that has to be computed again reads as much as twelve tokens.  Three of a sequence: of a
+ * conversation its history and its end, and one for what comes between. */
+#define PART_OF_SNAPSHOTS 8u
+#define SNAPSHOTS_OF_SEQUENCE 3u
 
 static uint64_t sum(uint64_t a, uint64_t b)
 {
@@ -86,6 +91,7 @@ static void fill_fixed(struct k3_plan *p, const struct k3_model *m)
     engine = states < UINT64_MAX / 4 ? k3_engine_bytes(c, o->ctx, o->sequences, o->batch_rows) - states : 0;
     p->part[K3_PLAN_KV] = kv < states ? kv : states;
     p->part[K3_PLAN_STATE] = states - p->part[K3_PLAN_KV];
+    p->part[K3_PLAN_SNAPSHOTS] = sum(k3_prefix_bytes(c, o->ctx, o->snapshots), 0);
     p->part[K3_PLAN_ROWS] = sum(k3_pass_bytes(c, o->batch_rows), 0);
     p->part[K3_PLAN_LOGITS] = engine;
     p->part[K3_PLAN_SCRATCH] = times(o->threads, sum(k3_pass_thread_bytes(c, o->ctx), 64u << 10)); /* and its stack */
@@ -213,7 +219,20 @@ uint64_t k3_plan_most_bytes(const struct k3_plan *p, const struct k3_model *m)
     return fill(&most, m, most_trunk(p, m), most_cache(m), NULL) == 0 ? most.sum_bytes : UINT64_MAX;
 }
 
-static void choose_rows(struct k3_plan *p, const struct k3_model *m, uint64_t limit_bytes, bool given)
+/* weights: memory that could be theirs. */
+static void choose_snapshots(struct k3_plan *p, const struct k3_model *m, uint64_t weights, uint64_t limit_bytes)
+{
+    uint64_t most = weights / PART_OF_SNAPSHOTS, n = (uint64_t)SNAPSHOTS_OF_SEQUENCE * p->opts.sequences;
+
+    if (most < SMALL_ROWS_BYTES)
+        most = limit_bytes / PART_OF_ROWS < SMALL_ROWS_BYTES ? limit_bytes / PART_OF_ROWS : SMALL_ROWS_BYTES;
+    most /= k3_prefix_bytes(&m->cfg, p->opts.ctx, 1);
+    n = n < K3_SNAPSHOTS_MAX ? n : K3_SNAPSHOTS_MAX;
+    p->opts.snapshots = (uint32_t)(most < n ? most : n);
+}
+
+/* What the plan may choose and what was not given. */
+static void choose(struct k3_plan *p, const struct k3_model *m, uint64_t limit_bytes, bool given)
 {
     uint64_t weights = sum(most_trunk(p, m), most_cache(m)), most;
     uint32_t rows = p->opts.sequences > 1 ? ROWS_SHARED : ROWS_MOST;
@@ -223,6 +242,8 @@ static void choose_rows(struct k3_plan *p, const struct k3_model *m, uint64_t li
     p->opts.requests_mb = (uint32_t)(most >> 20 < 16 ? 16 : most >> 20 > 256 ? 256 : most >> 20);
     most = limit_bytes / PART_OF_HTTP;
     p->opts.http_mb = (uint32_t)(most >> 20 < 32 ? 32 : most >> 20 > 512 ? 512 : most >> 20);
+    if (p->opts.snapshots == K3_PLAN_CHOOSE)
+        choose_snapshots(p, m, weights, limit_bytes);
     if (given)
         return;
     p->opts.batch_rows = ROWS_DEFAULT;
@@ -234,12 +255,16 @@ static void choose_rows(struct k3_plan *p, const struct k3_model *m, uint64_t li
         p->opts.batch_rows *= 2;
 }
 
-/* Budgets that were given come before rows that were not. */
+/* Budgets that were given come before snapshots and rows that were not. */
 static int fill_given(struct k3_plan *p, const struct k3_model *m, const struct k3_plan_opts *given, uint64_t trunk_bytes,
                       uint64_t cache_bytes, uint64_t limit_bytes, struct k3_err *err)
 {
     int rc = fill(p, m, trunk_bytes, cache_bytes, err);
 
+    while (rc == 0 && p->sum_bytes > limit_bytes && given->snapshots == K3_PLAN_CHOOSE && p->opts.snapshots) {
+        p->opts.snapshots /= 2;
+        rc = fill(p, m, trunk_bytes, cache_bytes, err);
+    }
     while (rc == 0 && p->sum_bytes > limit_bytes && given->batch_rows == 0 && p->opts.batch_rows > ROWS_DEFAULT) {
         p->opts.batch_rows /= 2;
         rc = fill(p, m, trunk_bytes, cache_bytes, err);
@@ -247,7 +272,8 @@ static int fill_given(struct k3_plan *p, const struct k3_model *m, const struct 
     return rc;
 }
 
-/* The floor into the limit: first as it is, then with a smaller ring and fewer rows, where those were not given. */
+/* The floor into the limit: first as it is, then without snapshots, then with a smaller ring and fewer rows, where those were not
+ * given. */
 static int fill_floor(struct k3_plan *p, const struct k3_model *m, const struct k3_plan_opts *given, uint64_t limit_bytes,
                       struct k3_err *err)
 {
@@ -264,6 +290,10 @@ static int fill_floor(struct k3_plan *p, const struct k3_model *m, const struct 
         o->ring_mb = given->ring_mb ? given->ring_mb : (uint64_t)steps[i].ring_mb << 20 < whole_bytes ? steps[i].ring_mb : 0;
         o->batch_rows = given->batch_rows || steps[i].rows == 0 ? rows : steps[i].rows;
         rc = fill(p, m, least_trunk(p, m), least_cache(m), i == 0 ? err : NULL);
+        if (rc == 0 && p->sum_bytes > limit_bytes && given->snapshots == K3_PLAN_CHOOSE && o->snapshots) {
+            o->snapshots = 0;
+            rc = fill(p, m, least_trunk(p, m), least_cache(m), err);
+        }
         if (rc < 0 && i > 0) { /* a ring smaller than two rows: what was before is the least */
             *p = smaller;
             return 0;
@@ -300,6 +330,8 @@ static bool fits_with(const struct k3_model *m, struct k3_plan_opts o, const str
     q.opts.http_mb = p->opts.http_mb;
     if (q.opts.batch_rows == 0)
         q.opts.batch_rows = ROWS_DEFAULT;
+    if (q.opts.snapshots == K3_PLAN_CHOOSE)
+        q.opts.snapshots = 0;
     return fill_floor(&q, m, &o, limit, NULL) == 0 && q.sum_bytes <= limit;
 }
 
@@ -327,7 +359,7 @@ static uint64_t least_memory(const struct k3_plan *p, const struct k3_model *m, 
         struct k3_plan q = { .opts = *o };
 
         to = ((to >> 20) + 1) << 20;
-        choose_rows(&q, m, to, o->batch_rows != 0);
+        choose(&q, m, to, o->batch_rows != 0);
         if (fill_floor(&q, m, o, to, NULL) < 0 || q.sum_bytes <= to)
             break;
         to = q.sum_bytes;
@@ -343,21 +375,23 @@ static int refuse_floor(struct k3_plan *p, const struct k3_model *m, const struc
     struct k3_plan_opts less;
     const struct { const char *name; uint32_t *value; } halve[] = {
         { "--ctx", &less.ctx }, { "--sequences", &less.sequences }, { "--batch-rows", &less.batch_rows },
-        { "--ring-mb", &less.ring_mb },
+        { "--ring-mb", &less.ring_mb }, { "--snapshots", &less.snapshots },
     };
-    char ring[32] = "";
+    char given[64] = "";
 
     for (size_t i = 0; i < sizeof(halve) / sizeof(*halve); i++) {
         uint32_t *v = halve[i].value;
 
         less = *o;
+        if (v == &less.snapshots && (*v == K3_PLAN_CHOOSE || *v == 0)) /* they are gone already */
+            continue;
         for (*v /= 2; *v >= 1; *v /= 2) {
             if (v == &less.ring_mb && (*v -= *v % 2) == 0) /* whole 2 MiB pages */
                 break;
             if (fits_with(m, less, p, limit))
                 break;
         }
-        if (*v >= 1)
+        if (*v >= 1 || (v == &less.snapshots && fits_with(m, less, p, limit)))
             add_word(words, sizeof(words), "%s %u", halve[i].name, *v);
     }
     if (o->memory_bytes != K3_PLAN_UNSET) {
@@ -370,14 +404,16 @@ static int refuse_floor(struct k3_plan *p, const struct k3_model *m, const struc
     if (limit < left)
         snprintf(there + strlen(there), sizeof(there) - strlen(there), ", of which the family may take %s", k3_size_text(a, limit));
     if (o->ring_mb)
-        snprintf(ring, sizeof(ring), "--ring-mb %u, ", o->ring_mb);
+        snprintf(given, sizeof(given), "--ring-mb %u, ", o->ring_mb);
+    if (p->opts.snapshots)
+        snprintf(given + strlen(given), sizeof(given) - strlen(given), "--snapshots %u, ", p->opts.snapshots);
     if (o->memory_bytes != K3_PLAN_UNSET)
         return k3_refuse(err, -ENOMEM, "--memory %s is %s less than the %s that this model needs at least with %s--ctx %u, "
                          "--sequences %u and %u row%s; %s%s", k3_size_text(a, limit), k3_size_text(b, p->sum_bytes - limit),
-                         k3_size_text(c, p->sum_bytes), ring, o->ctx, o->sequences, p->opts.batch_rows, p->opts.batch_rows == 1 ? "" : "s",
+                         k3_size_text(c, p->sum_bytes), given, o->ctx, o->sequences, p->opts.batch_rows, p->opts.batch_rows == 1 ? "" : "s",
                          words[0] ? "what would fit: " : "more memory is needed", words);
     return k3_refuse(err, -ENOMEM, "this model needs at least %s with %s--ctx %u, --sequences %u and %u row%s, %s: %s are "
-                     "missing; %s%s", k3_size_text(a, p->sum_bytes), ring, o->ctx, o->sequences, p->opts.batch_rows,
+                     "missing; %s%s", k3_size_text(a, p->sum_bytes), given, o->ctx, o->sequences, p->opts.batch_rows,
                      p->opts.batch_rows == 1 ? "" : "s", there,
                      k3_size_text(b, p->sum_bytes - limit), words[0] ? "what would fit: " : "more memory is needed", words);
 }
@@ -556,7 +592,7 @@ int k3_plan_make(struct k3_plan *out, const struct k3_model *m, const struct k3_
         limit = left > back ? left - back : 0;
     }
     limit = limit < UINT64_MAX / 8 ? limit : UINT64_MAX / 8;
-    choose_rows(out, m, limit, opts->batch_rows != 0);
+    choose(out, m, limit, opts->batch_rows != 0);
     out->limit_bytes = limit;
     if (opts->preset || (has_budget && !has_memory && !opts->auto_preset)) {
         rc = take_budgets(out, m, opts, limit, &too_large, err);

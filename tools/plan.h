@@ -18,7 +18,7 @@
 #include "model/model.h"
 
 enum k3_plan_part {
-    K3_PLAN_RING, K3_PLAN_PINNED, K3_PLAN_RESIDENT, K3_PLAN_SLOTS, K3_PLAN_STATE, K3_PLAN_KV, K3_PLAN_ROWS,
+    K3_PLAN_RING, K3_PLAN_PINNED, K3_PLAN_RESIDENT, K3_PLAN_SLOTS, K3_PLAN_STATE, K3_PLAN_KV, K3_PLAN_SNAPSHOTS, K3_PLAN_ROWS,
     K3_PLAN_LOGITS, K3_PLAN_SCRATCH, K3_PLAN_REQUESTS, K3_PLAN_INDEX, K3_PLAN_LOADING, K3_PLAN_TABLES,
     K3_PLAN_SERVER, K3_PLAN_PROGRAMS, K3_N_PLAN
 };
@@ -34,12 +34,14 @@ int k3_presets_read(struct k3_presets *out, const char *path, struct k3_err *err
 const struct k3_preset *k3_presets_find(const struct k3_presets *p, const char *name);
 
 #define K3_PLAN_UNSET UINT64_MAX
+#define K3_PLAN_CHOOSE UINT32_MAX
 struct k3_plan_opts {
     uint64_t memory_bytes, trunk_bytes, cache_bytes; /* K3_PLAN_UNSET: not given */
     const struct k3_preset *preset;                  /* NULL: none */
     bool auto_preset;                                /* --preset auto was asked for by name */
     uint32_t ring_mb, batch_rows;                    /* 0: the plan chooses */
     uint32_t ctx, sequences, threads;
+    uint32_t snapshots;                              /* K3_PLAN_CHOOSE: the plan does */
     uint32_t requests_mb;                            /* for requests that computed keeps; the plan chooses */
     uint32_t http_mb;                                /* for what clients send to a server; the plan chooses */
     bool http;                                       /* there is a server */
@@ -55,7 +57,7 @@ struct k3_plan_machine {
 };
 
 struct k3_plan {
-    struct k3_plan_opts opts;         /* batch_rows and ring_mb filled in */
+    struct k3_plan_opts opts;         /* batch_rows, ring_mb and snapshots filled in */
     uint64_t part[K3_N_PLAN];
     uint64_t sum_bytes;               /* the promise: of all parts */
     uint64_t limit_bytes;             /* what it had to fit into */

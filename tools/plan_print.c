@@ -12,6 +12,7 @@ static const char *const part_names[K3_N_PLAN] = {
     [K3_PLAN_SLOTS] = "expert slots",
     [K3_PLAN_STATE] = "state",
     [K3_PLAN_KV] = "context",
+    [K3_PLAN_SNAPSHOTS] = "snapshots",
     [K3_PLAN_ROWS] = "row buffers",
     [K3_PLAN_LOGITS] = "logits, sampling",
     [K3_PLAN_SCRATCH] = "threads",
@@ -47,6 +48,9 @@ static void remark(char *out, size_t len, const struct k3_plan *p, enum k3_plan_
         break;
     case K3_PLAN_KV:
         snprintf(out, len, "%s positions%s", k3_grouped_text(a, o->ctx), o->sequences == 1 ? "" : " each");
+        break;
+    case K3_PLAN_SNAPSHOTS:
+        snprintf(out, len, "%u beginning%s of conversations", o->snapshots, o->snapshots == 1 ? "" : "s");
         break;
     case K3_PLAN_ROWS:
         snprintf(out, len, "%u row%s of a pass", o->batch_rows, o->batch_rows == 1 ? "" : "s");
@@ -119,6 +123,7 @@ void k3_plan_shell(FILE *f, const struct k3_plan *p, const char *memory_from)
     if (p->opts.ring_mb)
         fprintf(f, "ring-mb=%u\n", p->opts.ring_mb);
     fprintf(f, "batch-rows=%u\n", p->opts.batch_rows);
+    fprintf(f, "snapshots=%u\n", p->opts.snapshots);
     fprintf(f, "requests-mb=%u\n", p->opts.requests_mb);
     if (p->opts.http)
         fprintf(f, "http-mb=%u\n", p->opts.http_mb);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "k3-router/http.h"
+#include "tests/fuzz/vocabulary.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -15,11 +16,13 @@ static void body(const char *text, size_t len)
     static struct k3_http h = { .r = &r, .name = "m" };
     struct k3_http_req q = { .h = &h };
     struct k3_http_common c = { .n_stop = 0 };
-    struct k3_json_doc doc = { 0 }, error = { 0 };
+    struct k3_json_doc doc = { 0 }, error = { 0 }, bias = { 0 };
     struct k3_ids ids = { 0 };
     const struct k3_json *tokens;
     int rc;
 
+    if (!r.t)
+        r.t = fuzz_vocabulary();
     if (k3_buf_append(&q.body, text, len) < 0)
         abort();
     rc = k3_http_body(&q, &doc);
@@ -27,6 +30,15 @@ static void body(const char *text, size_t len)
         rc = k3_http_known(&q, doc.node, k3_http_common_fields, NULL);
     if (rc == 0)
         rc = k3_http_get_common(&q, doc.node, &c);
+    if (rc == 0)
+        rc = (len % 2 ? k3_http_get_chat_logprobs : k3_http_get_text_logprobs)(&q, doc.node, &c);
+    if (rc == 0 && (c.n < 1 || c.n > K3_HTTP_CHOICES_MAX || c.params.n_logprobs > K3_TOP_LOGPROBS_MAX + 1))
+        abort();
+    if (rc == 0 && c.logit_bias) { /* what is made of it is JSON, or k3-computed gets none */
+        if (k3_json_parse(&bias, c.logit_bias, strlen(c.logit_bias), NULL) < 0 || bias.node->type != K3_JSON_ARRAY)
+            abort();
+        k3_json_free(&bias);
+    }
     if (rc == 0 && (c.params.top_p <= 0 || c.params.temperature < 0 || !c.model))
         abort();
     tokens = rc == 0 ? k3_json_value(doc.node, "metadata") : NULL; /* any member that may be anything */
@@ -76,6 +88,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         k3_http_origin_same(text, "a.example");
         k3_http_origin_listed(text, &list);
         k3_http_bearer(text);
+        k3_http_tag_listed(text, "\"0123\"");
+        if (strstr(text, "..") && k3_http_page_find(text))
+            abort();
         if (k3_http_header_names_ok(text) && strpbrk(text, "\r\n:"))
             abort();
     }

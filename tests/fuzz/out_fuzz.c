@@ -58,9 +58,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
     if (len < 1)
         return 0;
     k3_answer_open(&a, t, K3_ANSWER_CHAT, data[0] & 1, stop, data[0] & 4 ? 2 : 0, on_text, &in_call);
+    k3_answer_want_ids(&a);
     k3_answer_calls(&a, data[0] & 2 ? 1 : UINT32_MAX, on_call);
     for (size_t i = 1; i < len; i++)
         feed(&a, t, data[i]);
+    for (int c = 0; c < 2; c++) /* in order, and each of a fed id */
+        for (const struct k3_answer_id *id, *last = NULL; (id = k3_answer_take_id(&a, (enum k3_channel)c)) != NULL; last = id)
+            if (id->index >= a.n_fed || (last && (id->index <= last->index || id->at_bytes < last->at_bytes)))
+                abort();
     if (k3_answer_finish(&a) < 0 || (in_call && !a.stop.hit))
         abort();
     for (size_t i = 0; i < a.n_calls; i++) {

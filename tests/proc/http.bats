@@ -70,7 +70,7 @@ ITALY="The capital of Italy is Rome."
     jq -e 'keys == ["choices","created","id","model","object","system_fingerprint","timings","usage"] and (.id | test("^cmpl-[0-9a-f]{32}$"))
         and .object == "text_completion" and .model == "demo-model"
         and .choices == [{"index":0,"text":" Paris.","logprobs":null,"finish_reason":"stop"}]
-        and .usage == {"prompt_tokens":5,"completion_tokens":5,"total_tokens":10,"prompt_tokens_details":{"cached_tokens":0},
+        and .usage == {"prompt_tokens":5,"completion_tokens":5,"total_tokens":10,"cached_tokens":0,"prompt_tokens_details":{"cached_tokens":0},
             "completion_tokens_details":{"reasoning_tokens":0}}' "$BATS_TEST_TMPDIR/o"
     [ "$(ask /v1/completions '{"prompt":[295,319,268,1055,262],"temperature":0,"model":"a \"b\""}' | jq -r '.choices[0].text + .model')" = \
         ' Paris.a "b"' ]
@@ -148,15 +148,23 @@ ITALY="The capital of Italy is Rome."
     c=/v1/completions x='"prompt":"x"' h=/v1/chat/completions
     row() { printf '%s\t%s\t%s\t%s\n' "$@"; }
     {
-        for f in 'n:2' 'presence_penalty:0.5' 'frequency_penalty:-1' 'repeat_penalty:1.1' 'logit_bias:{"5":1}' 'logprobs:3' 'best_of:2' 'echo:true' \
+        for f in 'n:0' 'n:9' 'n:1.5' 'n:"2"' 'presence_penalty:2.1' 'presence_penalty:"x"' 'frequency_penalty:-2.1' 'repeat_penalty:0' \
+            'repeat_penalty:11' 'repetition_penalty:-1' 'logit_bias:5' 'logit_bias:[5]' 'logit_bias:{"5":101}' 'logit_bias:{"5":"1"}' 'logit_bias:{"5":null}' \
+            'logit_bias:{"1536":1}' 'logit_bias:{"-1":1}' 'logit_bias:{"05":1}' 'logit_bias:{"a":1}' 'logit_bias:{"":1}' \
+            'logit_bias:{"5":1e999}' 'logprobs:21' 'logprobs:"x"' 'top_logprobs:5' 'top_logprobs:-1' 'best_of:2' 'echo:true' \
             'suffix:"x"' 'temperature:-1' 'temperature:"hot"' 'temperature:1e9' 'top_p:0' 'top_p:1.5' 'min_p:2' 'top_k:-2' 'top_k:1.5' 'max_tokens:0' \
             'max_tokens:-5' 'max_tokens:1.5' 'max_completion_tokens:"x"' 'seed:"x"' 'seed:1.5' 'seed:99999999999999999999' 'stop:[""]' 'stop:5' \
             'stop:["a",5]' 'stream:1' 'stream_options:{"include_usage":true}' 'model:5' 'temprature:1'; do
             row 400 "${f%%:*}" $c "{$x,\"${f%%:*}\":${f#*:}}"
             row 400 "${f%%:*}" $h "{$QUESTION,\"${f%%:*}\":${f#*:}}"
         done
-        row 400 logprobs $h "{$QUESTION,\"logprobs\":true}"
-        row 400 top_logprobs $h "{$QUESTION,\"top_logprobs\":5}"
+        row 400 logprobs $c "{$x,\"logprobs\":6}"
+        row 400 logprobs $c "{$x,\"logprobs\":true}"
+        row 400 logprobs $h "{$QUESTION,\"logprobs\":1}"
+        row 400 top_logprobs $h "{$QUESTION,\"logprobs\":true,\"top_logprobs\":21}"
+        row 400 top_logprobs $h "{$QUESTION,\"logprobs\":false,\"top_logprobs\":1}"
+        row 400 best_of $c "{$x,\"n\":2,\"best_of\":3}"
+        row 400 logit_bias $c "{$x,\"logit_bias\":$(jq -nc '[range(1025) | {(tostring): 1}] | add')}"
         row 400 include_usages $c "{$x,\"stream\":true,\"stream_options\":{\"include_usages\":true}}"
         row 400 include_usage $c "{$x,\"stream\":true,\"stream_options\":{\"include_usage\":5}}"
         for p in '' '"prompt":null' '"prompt":""' '"prompt":[]' '"prompt":["a","b"]' '"prompt":[1,"a"]' '"prompt":[1536]' '"prompt":[-1]' \

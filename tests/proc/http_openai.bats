@@ -25,7 +25,7 @@ teardown_file() {
     run timeout $((100 * SLOW)) node "$work/client.mjs" "$URL" "$KEY"
     echo "$output"
     [ "$status" -eq 0 ]
-    [ "$(grep -c '^ok ' <<<"$output")" -eq 9 ]
+    [ "$(grep -c '^ok ' <<<"$output")" -eq 11 ]
     idle 10 # the aborted one, too
 }
 

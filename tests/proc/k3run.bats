@@ -404,8 +404,10 @@ ready_after() { # ready_after NAME PID: another process is ready under that name
     mkdir -p "$prefix/bin"
     install -m 755 "$K3_BIN"/k3* "$prefix/bin"
     "$ROOT/run/install-files" "$prefix" '/opt/k3&co'
-    [ "$(grep -cE '^Exec(Start|Stop)=/opt/k3&co/bin/k3-run (up|down) ' "$prefix/share/k3/run/k3@.service")" -eq 2 ]
-    [ -z "$(grep /usr/local "$prefix/share/k3/run/k3@.service")" ]
+    for unit in k3@.service k3-user@.service; do
+        [ "$(grep -cE '^Exec(Start|Stop)=/opt/k3&co/bin/k3-run (up|down) ' "$prefix/share/k3/run/$unit")" -eq 2 ]
+        [ -z "$(grep /usr/local "$prefix/share/k3/run/$unit")" ]
+    done
     "$prefix/bin/k3-run" up --instance "$INSTANCE" --commands | grep -q "^$prefix/bin/k3-trunkd --model $prefix/share/k3/run/demo-model "
     "$prefix/bin/k3-run" up --instance "$INSTANCE" 3>&- 4>&-
     "$prefix/bin/k3-run" down --instance "$INSTANCE"

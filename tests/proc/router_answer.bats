@@ -36,29 +36,31 @@ ask() { router --state-dir "$STATE" "$@"; }
 @test "--json has every field" {
     ask --json --seed 18446744073709551615 <<<"What is the capital of Italy?" >"$BATS_TEST_TMPDIR/o"
     [ "$(wc -l <"$BATS_TEST_TMPDIR/o")" -eq 1 ]
-    jq -e '(.id | test("^[0-9a-f]{32}$")) and .text == "The capital of Italy is Rome." and .thinking == ""
+    jq -e '(.id | test("^[0-9a-f]{32}$")) and .text == "The capital of Italy is Rome." and .reasoning == ""
+        and .tool_calls == []
         and .finish_reason == "stop" and .stop_id == 1282 and .seed == "18446744073709551615" and .temperature == 0
-        and .timing.prompt_tokens == (.prompt_ids | length) and .timing.generated_tokens == (.generated_ids | length)
+        and .usage.prompt_tokens == (.prompt_ids | length) and .usage.completion_tokens == (.generated_ids | length)
+        and .usage.total_tokens == .usage.prompt_tokens + .usage.completion_tokens
         and .timing.first_token_s > 0 and .timing.total_s >= .timing.first_token_s' "$BATS_TEST_TMPDIR/o"
 }
 
 @test "every object of --json has the same keys; a line that was never asked says only why" {
-    keys='["finish_reason","generated_ids","id","prompt_ids","seed","stop_id","temperature","text","thinking","timing"]'
+    keys='["finish_reason","generated_ids","id","prompt_ids","reasoning","seed","stop_id","temperature","text","timing","tool_calls","usage"]'
     ask --json <<<"Hello!" >"$BATS_TEST_TMPDIR/chat"
     ask --raw --json --max-tokens 2 <<<"The capital" >"$BATS_TEST_TMPDIR/raw"
     ask --ids 295,319 --json --max-tokens 1 >"$BATS_TEST_TMPDIR/ids"
     for f in chat raw ids; do [ "$(jq -c keys "$BATS_TEST_TMPDIR/$f")" = "$keys" ]; done
-    jq -e '.thinking == null and .stop_id == null and (.text | type) == "string"' "$BATS_TEST_TMPDIR/raw"
+    jq -e '.reasoning == null and .stop_id == null and (.text | type) == "string"' "$BATS_TEST_TMPDIR/raw"
     jq -e '.timing.tokens_per_s == 0' "$BATS_TEST_TMPDIR/ids"
-    jq -e '.timing | (.generated_tokens - 1) / (.total_s - .first_token_s) / .tokens_per_s | . > 0.99 and . < 1.01' \
+    jq -e '(.usage.completion_tokens - 1) / (.timing.total_s - .timing.first_token_s) / .timing.tokens_per_s | . > 0.99 and . < 1.01' \
         "$BATS_TEST_TMPDIR/chat"
     run ask --resume "$(jq -r .id "$BATS_TEST_TMPDIR/chat")" --json
     [ "$(jq -c keys <<<"$output")" = "$keys" ]
     jq -e '.timing.tokens_per_s == 0' <<<"$output"
     printf '\nHello!\n' | ask --lines 2>/dev/null >"$BATS_TEST_TMPDIR/lines" || [ $? -eq 2 ]
     [ "$(sed -n 1p "$BATS_TEST_TMPDIR/lines" | jq -c '[keys, .code, .finish_reason]')" = \
-        '[["code","error","finish_reason","index"],2,"error"]' ]
-    [ "$(sed -n 2p "$BATS_TEST_TMPDIR/lines" | jq -c 'del(.index) | keys')" = "$keys" ]
+        '[["code","crc","error","finish_reason","index"],2,"error"]' ]
+    [ "$(sed -n 2p "$BATS_TEST_TMPDIR/lines" | jq -c 'del(.index, .crc) | keys')" = "$keys" ]
 }
 
 @test "--help says once what can be repeated" {
@@ -83,7 +85,7 @@ ask() { router --state-dir "$STATE" "$@"; }
 @test "thinking is a field of its own and is not shown in text" {
     run ask --think on <<<"What is the capital of Italy?"
     [ "$output" = "The capital of Italy is Rome." ]
-    [ "$(ask --think on --json <<<"What is the capital of Italy?" | jq -r '.thinking + "|" + .text')" = \
+    [ "$(ask --think on --json <<<"What is the capital of Italy?" | jq -r '.reasoning + "|" + .text')" = \
         "Italy: Rome.|The capital of Italy is Rome." ]
 }
 

@@ -91,5 +91,5 @@ says_both() { # says_both FILE: one line with both models, and how to go on
     [[ "$output" == *"$OTHER has no tokenizer"*"--ids"* ]]
     run timeout $((60 * SLOW)) "$K3_BIN/k3-router" --instance "$INSTANCE-b" --state-dir "$STATE" --ids 5,6 --max-tokens 2 --json
     [ "$status" -eq 0 ]
-    jq -e '.text == null and .thinking == null and (.generated_ids | length) > 0' <<<"$output"
+    jq -e '.text == null and .reasoning == null and (.generated_ids | length) > 0' <<<"$output"
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env bats
-# k3-router at a terminal (tmux): conversation, history, commands, Ctrl-C in its three meanings, the progress line.
+# k3-router at a terminal (tmux): conversation, history, several lines, commands, Ctrl-C in its three meanings, the progress line,
+# colours, resizing.
 load helpers
 
 setup_file() {
@@ -15,14 +16,15 @@ teardown() { t kill-server 2>/dev/null || true; }
 
 t() { tmux -L "$INSTANCE" -f /dev/null "$@" 3>&- 4>&-; }
 open() { # open OPTION...: a router in an 80 x 24 terminal
-    local run="$K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE $*; echo left with \$?; sleep 60"
+    local run="${ENVIRONMENT:-} $K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE $*; echo left with \$?; sleep 60"
     # On a busy machine the terminal's server may need a second attempt.
     t new-session -d -x 80 -y 24 "$run" || { sleep 1; t new-session -d -x 80 -y 24 "$run"; }
     prompt
 }
 screen() { t capture-pane -p; }
 shows() { # shows REGEX: waits until a line of the screen matches
-    for _ in $(seq $((400 * SLOW))); do
+    local end=$((SECONDS + 60 * SLOW))
+    while [ $SECONDS -lt $end ]; do
         screen | grep -qE -- "$1" && return 0
         sleep 0.05
     done
@@ -56,6 +58,12 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
     shows '^> What is the capital of France\?$'
     t send-keys Enter
     shows '^The capital of France is Paris\.$'
+    prompt
+    t send-keys C-r
+    t send-keys -l "Wo ist"
+    shows '^> Wo ist Österreich\? 你好'
+    t send-keys Escape
+    t send-keys C-c
     type /quit
     shows 'left with 0'
 }
@@ -63,7 +71,8 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
 @test "commands" {
     open
     type /help
-    shows '^/system TEXT'
+    shows '^/system \[TEXT\]'
+    [ "$(screen | awk 'length > 79' | wc -l)" -eq 0 ]
     type "/think on"
     shows 'thinking is on'
     type "What is the capital of Italy?"
@@ -71,15 +80,134 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
     shows '^The capital of Italy is Rome\.$'
     t capture-pane -p -e | grep 'Italy: Rome' | grep -q $'\e\[2m' # thinking is dimmed
     type /think
+    shows '^\(thinking is on\)$'
+    type "/effort low"
+    shows 'thinking effort: low'
+    type "/think perhaps"
     shows '^/think on or /think off$'
     type /reset
     shows 'a new conversation'
     type "/system Be brief."
     shows 'with this system message'
-    type /nonsense
-    shows 'no such command'
+    type "/nonsense x"
+    shows '^/nonsense: no such command; /help'
+    type "/reset x"
+    shows '/reset takes nothing more'
+    type "//slash"
+    prompt
+    type /stats
+    shows '^conversation  3 messages, [0-9]+ of 2048 positions'
+    tail -n +2 $(ls -t "$STATE"/*.journal | head -1) | head -1 | jq -c .submit.prompt_ids | tr -d '[]' >"$BATS_TEST_TMPDIR/ids"
+    router --state-dir "$BATS_TEST_TMPDIR/s2" --think on --effort low --system "Be brief." --json --max-tokens 1 <<<"/slash" |
+        jq -c .prompt_ids | tr -d '[]' | cmp - "$BATS_TEST_TMPDIR/ids"
     type /quit
     shows 'left with 0'
+}
+
+@test "several lines: a paste, a backslash, a block, Alt-Enter, the editor; none sends more than one message" {
+    printf '#!/bin/sh\nprintf "by\\nhand\\n\\n" >"$1"\n' >"$BATS_TEST_TMPDIR/editor"
+    chmod +x "$BATS_TEST_TMPDIR/editor"
+    ENVIRONMENT="VISUAL= EDITOR=$BATS_TEST_TMPDIR/editor" open --max-tokens 1
+    printf 'a paste\nof three\n\tlines' >"$BATS_TEST_TMPDIR/paste"
+    t load-buffer "$BATS_TEST_TMPDIR/paste"
+    t paste-buffer -p
+    shows '^ +lines$'
+    [ -z "$(ls "$STATE"/*.journal 2>/dev/null)" ] # not sent before Enter
+    t send-keys Enter
+    prompt
+    t send-keys -l 'one\'
+    t send-keys Enter
+    shows '^\. *$'
+    t send-keys -l 'two'
+    t send-keys Enter
+    prompt
+    t send-keys -l '"""'
+    t send-keys Enter
+    t send-keys -l 'in a'
+    t send-keys Enter
+    t send-keys -l 'block"""'
+    t send-keys Enter
+    prompt
+    t send-keys -l 'alt'
+    t send-keys M-Enter
+    t send-keys -l 'enter'
+    t send-keys Enter
+    prompt
+    type /edit
+    prompt
+    t send-keys -l 'half'
+    t resize-window -x 50 -y 20
+    shows '^> half$'
+    t send-keys -l ' resized'
+    shows '^> half resized$'
+    t send-keys C-c
+    type "/save $BATS_TEST_TMPDIR/talk.json"
+    shows 'messages are in'
+    [ "$(jq -c '[.messages[] | select(.role == "user").content]' "$BATS_TEST_TMPDIR/talk.json")" = \
+        '["a paste\nof three\n\tlines","one\ntwo","in a\nblock","alt\nenter","by\nhand"]' ]
+    # The history has each as it was sent, also what was dropped, and nobody else may read it.
+    [ "$(stat -c %a "$STATE/history")" = 600 ]
+    jq -c . "$STATE/history" | grep -qx '"a paste\\nof three\\n\\tlines"'
+    grep -qx '"half resized"' "$STATE/history"
+    kill -KILL "$(pgrep -f "^$K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE")" # after a death, too
+    printf '"torn' >>"$STATE/history"
+    t kill-server
+    open
+    t send-keys Up
+    shows '^> /save'
+    t send-keys C-c
+    [ "$(tail -n 2 "$STATE/history" | head -n 1)" = '"torn' ]
+    kill -TERM "$(pgrep -f "^$K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE")"
+    shows 'left with 0'
+}
+
+@test "a conversation is saved whole, never over another one, and loaded again" {
+    open --think on
+    type "What is the capital of Italy?"
+    shows '^The capital of Italy is Rome\.$'
+    type "/save $BATS_TEST_TMPDIR/a.json"
+    shows '\(2 messages are in'
+    [ "$(jq -c '[.messages[] | [.role, .content, .reasoning_content]]' "$BATS_TEST_TMPDIR/a.json")" = \
+        '[["user","What is the capital of Italy?",null],["assistant","The capital of Italy is Rome.","Italy: Rome."]]' ]
+    type "/save $BATS_TEST_TMPDIR/a.json"
+    shows 'there is a file already; /save -f'
+    type "What is the capital of France?"
+    prompt
+    first=$(ls -t "$STATE"/*.journal | head -1)
+    type "/load $BATS_TEST_TMPDIR/a.json"
+    shows '\(a conversation of 2 messages\)'
+    type "What is the capital of France?"
+    prompt
+    second=$(ls -t "$STATE"/*.journal | head -1)
+    [ "$first" != "$second" ]
+    # The same prompt to the id: the whole history, with its thinking.
+    cmp <(sed -n 2p "$first" | jq -c .submit.prompt_ids) <(sed -n 2p "$second" | jq -c .submit.prompt_ids)
+    type "/save -f $BATS_TEST_TMPDIR/a.json"
+    shows '\(4 messages are in'
+    echo '{"messages":[{"role":"robot"}]}' >"$BATS_TEST_TMPDIR/b.json"
+    type "/load $BATS_TEST_TMPDIR/b.json"
+    shows 'messages\[0\]\.role: "robot"'
+    type "/load $BATS_TEST_TMPDIR/none.json"
+    shows 'none.json: No such'
+    type /stats
+    shows '^conversation  4 messages'
+    [ -z "$(find "$BATS_TEST_TMPDIR" -name 'a.json.*')" ]
+    type /quit
+    shows 'left with 0'
+}
+
+@test "colours at a terminal only, and not with NO_COLOR or TERM=dumb" {
+    for environment in NO_COLOR=1 TERM=dumb; do
+        ENVIRONMENT=$environment open --think on
+        type "What is the capital of Italy?"
+        shows '^\[thinking\] Italy: Rome\.$'
+        shows '^\[answer\]$'
+        shows '^The capital of Italy is Rome\.$'
+        [ -z "$(t capture-pane -p -e | grep $'\e')" ]
+        t kill-server
+    done
+    router --state-dir "$STATE" --think on <<<"What is the capital of Italy?" >"$BATS_TEST_TMPDIR/piped" 2>&1
+    [ "$(cat "$BATS_TEST_TMPDIR/piped")" = "The capital of Italy is Rome." ]
 }
 
 @test "--json and --lines at a terminal say what they wait for" {
@@ -122,7 +250,7 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
 
 @test "control characters of an answer do not reach the terminal" {
     command -v script >/dev/null || skip "script is not installed"
-    ask="printf 'Tell me' | $K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE --raw --temperature 100 --top-p 1 --seed 8"
+    ask="printf 'Tell me' | $K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE --raw --temperature 100 --top-p 1 --seed 8 2>/dev/null" # without the progress line
     timeout 120 script -qec "$ask" "$BATS_TEST_TMPDIR/tty" </dev/null >/dev/null
     timeout 120 sh -c "$ask" >"$BATS_TEST_TMPDIR/plain"
     # The same answer: with escape and other control characters in a file, without them at a terminal.

@@ -353,12 +353,73 @@ static void test_stop_texts(void **state)
     k3_tokenizer_close(t);
 }
 
+/* The ids that make a text, taken whenever something has been shown: their bytes are the text's, those of a token that a stop
+ * text cuts included. */
+static void ids_are(const struct k3_tokenizer *t, enum k3_answer_mode mode, bool thinking, const char *ids_text, const char *stop,
+                    const char *text, const char *think)
+{
+    const char *const want[2] = { think, text };
+    struct k3_buf got[2] = { { 0 } };
+    struct k3_ids ids = { 0 };
+
+    script(t, ids_text, &ids);
+    for (unsigned step = 1; step < 1000; step *= 30) { /* piece by piece, and all at the end */
+        size_t n_taken[2] = { 0 }, last[2] = { 0 }, n = 0;
+        struct k3_answer a;
+        int rc = 0;
+
+        k3_answer_open(&a, t, mode, thinking, &stop, stop ? 1 : 0, NULL, NULL);
+        k3_answer_want_ids(&a);
+        got[0].len_bytes = got[1].len_bytes = 0;
+        for (size_t i = 0; i <= ids.n; i++) {
+            bool finish = rc || i == ids.n;
+
+            rc = finish ? k3_answer_finish(&a) : k3_answer_feed(&a, ids.id[i]);
+            assert_true(rc >= 0);
+            for (int c = 0; c < 2 && (finish || i % step == 0); c++)
+                for (const struct k3_answer_id *id; (id = k3_answer_take_id(&a, (enum k3_channel)c)) != NULL; n_taken[c]++) {
+                    const char *bytes = k3_tokenizer_bytes(t, ids.id[id->index], &n);
+
+                    assert_true(id->index <= i && (n_taken[c] == 0 || id->index > last[c]));
+                    assert_true(ids.id[id->index] < k3_tokenizer_base(t));
+                    last[c] = id->index;
+                    k3_buf_append(&got[c], bytes, n);
+                }
+            if (finish)
+                break;
+        }
+        k3_answer_close(&a);
+        for (int c = 0; c < 2; c++)
+            is(&got[c], want[c], ids_text);
+    }
+    k3_buf_free(&got[0]);
+    k3_buf_free(&got[1]);
+    k3_ids_free(&ids);
+}
+
+static void test_ids_of_texts(void **state)
+{
+    struct k3_tokenizer *t = vocab_demo();
+
+    (void)state;
+    ids_are(t, K3_ANSWER_CHAT, false, "hello 世界" E, NULL, "hello 世界", "");
+    ids_are(t, K3_ANSWER_CHAT, true, "why é" C "think" S O "response" S "so 世" C "response" S C "message" S E, NULL, "so 世", "why é");
+    ids_are(t, K3_ANSWER_CHAT, false, "a" O "no such tag" S "b" E, NULL, "ano such tagb", ""); /* text of a tag that is none */
+    ids_are(t, K3_ANSWER_CHAT, false, "a" C "response" S O "tools" S O "call tool=\"x\"" S O "json" S "{}" C "json" S C "call" S C "tools" S E,
+            NULL, "a", "");
+    ids_are(t, K3_ANSWER_RAW, false, "a" O "b" S "c" E, NULL, "abc", "");
+    ids_are(t, K3_ANSWER_CHAT, false, "xyz1STOP2" E, "STOP", "xyz1", "");
+    ids_are(t, K3_ANSWER_CHAT, false, "xyz1STO" E, "STOP", "xyz1STO", "");
+    k3_tokenizer_close(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_demo_turns), cmocka_unit_test(test_no_injection),
         cmocka_unit_test(test_render_refusals), cmocka_unit_test(test_parse_shapes), cmocka_unit_test(test_endless_tag),
         cmocka_unit_test(test_parse_random), cmocka_unit_test(test_stop_texts),
+        cmocka_unit_test(test_ids_of_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -197,6 +197,74 @@ static void continuation_is_identical(void **state)
     assert_true(b.has_logits && b.logits_hash == hash);
 }
 
+/* The log probabilities of the tokens that a poll from 0 on tells, as text. */
+static cJSON *logprobs_of(const char *id)
+{
+    cJSON *reply = cJSON_CreateObject(), *all = cJSON_CreateArray(), *event;
+    struct k3_err err = K3_ERR_INIT;
+
+    assert_int_equal(k3_engine_poll(ew.e, id, 0, -1, 0, reply, &err), 0);
+    cJSON_ArrayForEach(event, cJSON_GetObjectItem(reply, "events"))
+        if (cJSON_GetObjectItem(event, "token"))
+            cJSON_AddItemToArray(all, cJSON_DetachItemFromObject(event, "logprobs"));
+    cJSON_Delete(reply);
+    return all;
+}
+
+static void adjusted_answers_continue_too(void **state)
+{
+    const struct k3_bias bias[] = { { 295, 3 }, { 262, -100 } };
+    cJSON *whole, *rest;
+    struct k3_submit s;
+
+    (void)state;
+    k3_ew_open(&ew, &k3_ew_demo, 1, 7, 64);
+    s = k3_ew_sampled(1);
+    k3_ew_ask(&ew, &s, &b); /* without any of it: other tokens */
+    s = k3_ew_sampled(2);
+    s.sampling.seed = 4711 + 1;
+    s.sampling.presence_penalty = 1;
+    s.sampling.frequency_penalty = 0.5;
+    s.sampling.repeat_penalty = 1.5;
+    s.sampling.bias = bias;
+    s.sampling.n_bias = 2;
+    s.sampling.n_logprobs = 4;
+    k3_ew_ask(&ew, &s, &a);
+    assert_int_equal(a.n_tokens, 12);
+    assert_memory_not_equal(a.token, b.token, sizeof(a.token[0]) * 12);
+    whole = logprobs_of(s.id);
+    assert_int_equal(cJSON_GetArraySize(whole), 12);
+    for (uint32_t n = 1; n < 12; n += 3) { /* the counts are those of the ids, wherever they come from */
+        snprintf(s.id, sizeof(s.id), "%032x", 0xc100 + n);
+        s.generated = a.token;
+        s.n_generated = n;
+        k3_ew_ask(&ew, &s, &b);
+        assert_int_equal(b.n_tokens, 12 - n);
+        assert_memory_equal(b.token, a.token + n, b.n_tokens * sizeof(b.token[0]));
+        rest = logprobs_of(s.id);
+        for (uint32_t i = n; i < 12; i++)
+            assert_string_equal(cJSON_GetArrayItem(rest, (int)(i - n))->valuestring, cJSON_GetArrayItem(whole, (int)i)->valuestring);
+        cJSON_Delete(rest);
+    }
+    cJSON_Delete(whole);
+    /* They are of the model: the same first token has the same whatever is asked for. */
+    s = k3_ew_submit(0xc200, k3_ew_france, 12);
+    s.max_tokens = 1;
+    s.sampling.n_logprobs = 21;
+    k3_ew_ask(&ew, &s, &a);
+    whole = logprobs_of(s.id);
+    snprintf(s.id, sizeof(s.id), "%032x", 0xc201);
+    s.sampling.bias = &(struct k3_bias){ a.token[0], 100 };
+    s.sampling.n_bias = 1;
+    s.sampling.temperature = 1;
+    k3_ew_ask(&ew, &s, &b);
+    assert_int_equal(b.token[0], a.token[0]);
+    rest = logprobs_of(s.id);
+    assert_string_equal(whole->child->valuestring, rest->child->valuestring);
+    cJSON_Delete(whole);
+    cJSON_Delete(rest);
+}
+
 /* ---- sharing ----------------------------------------------------------------------------------------------------------- */
 
 static void rows_are_shared_fairly(void **state)
@@ -484,6 +552,7 @@ int main(void)
         cmocka_unit_test_teardown(repeat_is_harmless, close_engine),
         cmocka_unit_test_teardown(company_changes_nothing, close_engine),
         cmocka_unit_test_teardown(continuation_is_identical, close_engine),
+        cmocka_unit_test_teardown(adjusted_answers_continue_too, close_engine),
         cmocka_unit_test_teardown(long_prompts_starve_nobody, close_engine),
         cmocka_unit_test_teardown(more_sequences_than_rows_take_turns, close_engine),
         cmocka_unit_test_teardown(queue_is_first_come_first_served, close_engine),

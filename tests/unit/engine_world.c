@@ -9,7 +9,7 @@ struct k3_world k3_ew_demo;
 const uint32_t k3_ew_france[K3_EW_N_FRANCE] = { 1283, 367, 377,  375, 359,  1,    1285, 288, 262, 264,
                                                 319,  268, 1055, 30,  1284, 367,  1285, 1282, 1283, 367,
                                                 377,  375, 373,  1,   1285, 1283, 366,  1285 };
-uint32_t k3_ew_long[300];
+uint32_t k3_ew_long[300], k3_ew_snapshots;
 
 static void die(const char *what, const char *text)
 {
@@ -50,7 +50,7 @@ static void tick(void *arg)
         ew->act(ew);
 }
 
-static struct k3_ew *open_world; /* one at a time: the source's self is the file source's */
+static struct k3_ew *open_world; /* the one that runs: the source's self is the file source's */
 
 static int spoiling_rows(void *self, uint32_t piece, uint32_t row, uint32_t n_rows, const void **rows,
                          struct k3_err *err)
@@ -91,10 +91,12 @@ void k3_ew_open_team(struct k3_ew *ew, struct k3_world *w, uint32_t n_sequences,
         die("tracer", err.text);
     ew->source = *k3_file_source(ew->run.file);
     ew->source.rows = spoiling_rows;
+    ew->outer = open_world;
     open_world = ew;
     o = (struct k3_engine_opts){ .m = w->m, .pass = ew->run.pass, .source = &ew->source, .stats = &ew->stats,
                                  .meter = &ew->meter, .abort = &ew->abort, .stop = &ew->stop, .ctx = ctx,
                                  .n_sequences = n_sequences, .batch_rows = batch_rows, .generation = 3,
+                                 .n_snapshots = k3_ew_snapshots,
                                  .tracer = ew->tracer, .now_ns = clock_of, .tick = tick, .arg = ew };
     if (k3_engine_open(&ew->e, &o, &err) < 0)
         die("engine", err.text);
@@ -105,6 +107,7 @@ void k3_ew_close(struct k3_ew *ew)
     k3_engine_close(ew->e);
     k3_tracer_free(ew->tracer);
     k3_runner_close(&ew->run);
+    open_world = ew->outer;
 }
 
 uint32_t k3_ew_run(struct k3_ew *ew)

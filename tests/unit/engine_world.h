@@ -36,7 +36,9 @@ struct k3_ew {
     uint32_t n_ticks, act_at; /* act(arg) at that tick; 0 = never */
     void (*act)(struct k3_ew *ew);
     const char *act_id;
+    struct k3_ew *outer;   /* the one that was open before; open and close are nested */
 };
+extern uint32_t k3_ew_snapshots; /* of engines opened from now on; 0 at first */
 /* All end the program when something fails. */
 void k3_ew_open(struct k3_ew *ew, struct k3_world *w, uint32_t n_sequences, uint32_t batch_rows, uint32_t ctx);
 /* The same with a team of `threads`; k3_ew_open: 1. */

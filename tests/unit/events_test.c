@@ -131,6 +131,46 @@ static void log_follows_from_the_ids(void **state)
     k3_request_free(r);
 }
 
+static void tokens_bring_their_logprobs(void **state)
+{
+    static const uint32_t generated[] = { 4 };
+    struct k3_bias bias[] = { { 3, 1 } };
+    struct k3_submit s = sample();
+    uint64_t without;
+    struct k3_request *r;
+
+    (void)state;
+    s.generated = generated;
+    s.n_generated = 1;
+    s.max_tokens = 600;
+    without = k3_request_bytes(&s, VOCAB);
+    s.sampling.n_logprobs = 3;
+    s.sampling.bias = bias;
+    s.sampling.n_bias = 1;
+    assert_int_equal(k3_request_bytes(&s, VOCAB) - without, 599 * 3 * sizeof(struct k3_logprob) + sizeof(bias));
+    r = make(&s);
+    assert_int_equal(r->kept_bytes, k3_request_bytes(&s, VOCAB));
+    bias[0].id = 9; /* the request has its own */
+    assert_int_equal(r->sampling.bias[0].id, 3);
+    for (uint32_t i = 0; i < 599; i++) {
+        r->logprobs[3 * i] = (struct k3_logprob){ 6, -1.5f - (float)i };
+        r->logprobs[3 * i + 1] = (struct k3_logprob){ 2, -0.1f };
+        r->logprobs[3 * i + 2] = (struct k3_logprob){ 9, -1e-30f };
+        r->ids[r->n_ids++] = 6;
+    }
+    r->phase = K3_ENDED;
+    r->end = K3_END_LENGTH;
+    assert_int_equal(k3_request_n_events(r), 600);
+    log_is(r, 598, "[{\"i\":598,\"type\":\"token\",\"token\":6,\"index\":599,\"logprobs\":[-599.5,2,-0.100000001,9,-1e-30]},"
+                   "{\"i\":599,\"type\":\"done\",\"reason\":\"length\"}]");
+    /* A reply has so many, and the next one goes on. */
+    assert_int_equal(k3_request_n_told(r, 0), K3_POLL_LOGPROBS_MAX);
+    assert_int_equal(k3_request_n_told(r, 256), 512);
+    assert_int_equal(k3_request_n_told(r, 512), 600);
+    assert_int_equal(k3_request_n_told(r, UINT32_MAX), 600);
+    k3_request_free(r);
+}
+
 static void logits_are_base64(void **state)
 {
     /* of 4, 8 and 12 bytes, so with two, one and no '='; little endian */
@@ -226,7 +266,7 @@ static void table_finds_and_expires(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(submit_is_checked), cmocka_unit_test(log_follows_from_the_ids),
+        cmocka_unit_test(submit_is_checked), cmocka_unit_test(log_follows_from_the_ids), cmocka_unit_test(tokens_bring_their_logprobs),
         cmocka_unit_test(logits_are_base64), cmocka_unit_test(stop_ids_are_known),
         cmocka_unit_test(table_finds_and_expires),
     };

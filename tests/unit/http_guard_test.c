@@ -87,6 +87,36 @@ static void hosts_and_origins(void **state)
     assert_false(k3_http_header_names_ok("a\r\nb: c"));
 }
 
+static void entity_tags(void **state)
+{
+    static const char *const listed[] = { "\"ab\"", "W/\"ab\"", "\"x\", \"ab\"", "\"x\",W/\"ab\",\"y\"", " , \"ab\" ,", "*", "\"x\", *" };
+    static const char *const others[] = { "", " ", ",", "\"a\"", "\"abc\"", "ab", "\"ab", "\"ab\"x", "x\"ab\"", "w/\"ab\"", "W/", "\"x\"" };
+
+    (void)state;
+    assert_false(k3_http_tag_listed(NULL, "\"ab\""));
+    for (size_t i = 0; i < sizeof(listed) / sizeof(listed[0]); i++)
+        assert_true(k3_http_tag_listed(listed[i], "\"ab\""));
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        assert_false(k3_http_tag_listed(others[i], "\"ab\""));
+}
+
+static void files_of_the_page(void **state)
+{
+    (void)state;
+    assert_true(k3_n_web_files > 3);
+    assert_non_null(k3_http_page_find("/"));
+    for (size_t i = 0; i < k3_n_web_files; i++) {
+        const struct k3_web_file *f = &k3_web_files[i];
+
+        assert_ptr_equal(k3_http_page_find(f->path), f);
+        assert_true(f->len_bytes > 0 && strlen(f->etag) == 34 && f->etag[0] == '"');
+    }
+    assert_null(k3_http_page_find(""));
+    assert_null(k3_http_page_find("/web/"));
+    assert_null(k3_http_page_find("/web/app.js/"));
+    assert_null(k3_http_page_find("/web/../web/app.js"));
+}
+
 static void values_are_counted(void **state)
 {
     (void)state;
@@ -155,7 +185,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(addresses), cmocka_unit_test(keys), cmocka_unit_test(hosts_and_origins),
-        cmocka_unit_test(values_are_counted), cmocka_unit_test(numbers),
+        cmocka_unit_test(entity_tags),
+        cmocka_unit_test(files_of_the_page), cmocka_unit_test(values_are_counted), cmocka_unit_test(numbers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

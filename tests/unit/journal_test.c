@@ -42,7 +42,7 @@ static void write_one(unsigned n_tokens, const char *end)
         fail_msg("%s", err.text);
     assert_int_equal(k3_journal_model(&j, "00ff", "/m/a \"b\"\n", &err), 0);
     for (unsigned i = 0; i < n_tokens; i++)
-        assert_int_equal(k3_journal_token(&j, i, 1000 + i, &err), 0);
+        assert_int_equal(k3_journal_token(&j, i, 1000 + i, NULL, &err), 0);
     if (end)
         assert_int_equal(k3_journal_end(&j, end, strcmp(end, "stop") == 0 ? 1282 : -1, &err), 0);
     k3_journal_close(&j);
@@ -79,7 +79,7 @@ static void test_round_trip(void **state)
     assert_string_equal(d.end, "");
     assert_int_equal(d.stop_id, -1);
     /* It goes on where it was. */
-    assert_int_equal(k3_journal_token(&j, 2, 7, &err), 0);
+    assert_int_equal(k3_journal_token(&j, 2, 7, NULL, &err), 0);
     assert_int_equal(k3_journal_end(&j, "length", -1, &err), 0);
     k3_journal_data_free(&d);
     k3_journal_close(&j);
@@ -88,6 +88,42 @@ static void test_round_trip(void **state)
     assert_string_equal(d.end, "length");
     k3_journal_data_free(&d);
     k3_journal_close(&j);
+}
+
+static void test_logprobs(void **state)
+{
+    static const struct k3_logprob entry[] = { { 5, -0.1f }, { 1535, -1e-30f }, { 5, -0x1.fffffep127f }, { 6, -3 }, { 7, 0 }, { 8, -0x1p-149f } };
+    static const char *const bad[] = { "t 0 5 -0.1 3\n", "t 0 5 x\n", "t 0 5 -0.1 \n", "t 0 5  -0.1\n", "t 0 5 1\n", "t 0 5 nan\n", "t 0 5 -inf\n",
+                                       "t 0 5 -1 4294967296 -1\n", "t 0 5 -1 3 -1x\n", "t 0 5x\n", "t 0 5 -1\nt 1 5\n", "t 0 5\nt 1 5 -1\n",
+                                       "t 0 5 -1\nt 1 5 -1 3 -1\n" };
+    struct k3_logprobs l = { .n_each = 3, .n = 2, .entry = (struct k3_logprob *)(uintptr_t)entry };
+    struct k3_journal j = K3_JOURNAL_INIT;
+    struct k3_journal_data d;
+    struct k3_err err = K3_ERR_INIT;
+    struct k3_buf b = { 0 };
+    size_t good;
+
+    (void)state;
+    write_one(0, NULL);
+    assert_int_equal(k3_journal_open(&j, dir, id, &d, &err), 0);
+    assert_int_equal(k3_journal_token(&j, 0, 5, &l, &err), 0);
+    assert_int_equal(k3_journal_token(&j, 1, 6, &l, &err), 0);
+    k3_journal_data_free(&d);
+    k3_journal_close(&j);
+    assert_int_equal(k3_journal_open(&j, dir, id, &d, &err), 0);
+    assert_int_equal(d.generated.n, 2);
+    assert_true(d.logprobs.n == 2 && d.logprobs.n_each == 3);
+    assert_memory_equal(d.logprobs.entry, entry, sizeof(entry)); /* to the bit */
+    k3_journal_data_free(&d);
+    k3_journal_close(&j);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        b.len_bytes = 0;
+        k3_buf_printf(&b, "k3-journal 1 %s\n{}\n%s", id, bad[i]);
+        if (k3_journal_parse(&d, b.bytes, b.len_bytes, id, "x", &good, &err) == 0)
+            fail_msg("taken: %s", bad[i]);
+        k3_journal_data_free(&d);
+    }
+    k3_buf_free(&b);
 }
 
 /* The file cut at every byte: the records before the cut come back, the torn line goes, and appending gives a good file. */
@@ -128,7 +164,7 @@ static void test_torn_at_every_byte(void **state)
             k3_journal_data_free(&d);
             if (n_lines < 5) {
                 size_t n = n_lines;
-                assert_int_equal(k3_journal_token(&j, n, 42, &err), 0);
+                assert_int_equal(k3_journal_token(&j, n, 42, NULL, &err), 0);
                 k3_journal_close(&j);
                 assert_int_equal(k3_journal_open(&j, dir, id, &d, &err), 0);
                 assert_int_equal(d.generated.n, n + 1);
@@ -309,7 +345,7 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_torn_at_every_byte), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_logprobs), cmocka_unit_test(test_torn_at_every_byte), cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_one_writer), cmocka_unit_test(test_prune), cmocka_unit_test(test_state_dir),
         cmocka_unit_test(test_ids_differ),
     };

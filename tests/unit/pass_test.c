@@ -277,6 +277,79 @@ static void beside_other_sequences(void **state)
         }
 }
 
+/* A state that is kept in passing is that of passes that end there, and whoever goes on from it gets the same bits. */
+static void kept_in_passing(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_SHAPES; i++)
+        for (uint32_t threads = 1; threads <= 2; threads++) {
+            static const uint32_t at[3] = { 1, 17, 40 };
+            uint32_t vocab = shapes[i].cfg.vocab;
+            struct k3_state *s = k3_world_state(&worlds[i], N_IDS), *other = k3_world_state(&worlds[i], N_IDS), *kept[3];
+            float *logits = calloc(64 * (size_t)vocab, sizeof(float));
+            struct k3_row rows[64];
+            struct k3_runner r;
+
+            assert_non_null(logits);
+            assert_true(k3_runner_open(&r, &worlds[i], (struct k3_world_opts){ .threads = threads, .kernels = "auto" }));
+            for (uint32_t p = 0; p < 60; p++)
+                rows[p] = p < 12 ? (struct k3_row){ other, ids[i][p], p, false } : (struct k3_row){ s, ids[i][p - 12], p - 12, true };
+            for (int k = 0; k < 3; k++)
+                rows[12 + at[k] - 1].keep = kept[k] = k3_world_state(&worlds[i], N_IDS);
+            k3_runner_run(&r, rows, 60, logits, NULL);
+            same_bits(logits, base_logits[i], 48 * (size_t)vocab * sizeof(float), "shape %zu, %u threads", i, threads);
+            for (int k = 0; k < 3; k++) {
+                k3_state_reset(other);
+                k3_runner_feed(&r, other, ids[i], at[k], 64, logits, NULL);
+                assert_int_equal(k3_state_positions(kept[k]), at[k]);
+                same_bits(kept[k]->kda, other->kda, other->kda_bytes, "shape %zu, kept at %u", i, at[k]);
+                k3_runner_feed(&r, kept[k], ids[i] + at[k], 50, 64, logits, NULL);
+                same_bits(logits, base_logits[i] + (size_t)at[k] * vocab, 50 * (size_t)vocab * sizeof(float),
+                          "shape %zu, from %u on", i, at[k]);
+                k3_state_free(kept[k]);
+            }
+            k3_state_free(s);
+            k3_state_free(other);
+            free(logits);
+            k3_runner_close(&r);
+        }
+}
+
+/* What cannot be kept is refused before anything is touched; what a failed pass was to keep is spoilt. */
+static void kept_badly(void **state)
+{
+    struct k3_state *s = k3_world_state(&worlds[1], N_IDS), *keep = k3_world_state(&worlds[1], 3);
+    struct k3_state *alien = k3_world_state(&worlds[0], N_IDS);
+    struct k3_err err = K3_ERR_INIT;
+    struct k3_row rows[5];
+    struct k3_runner r;
+
+    (void)state;
+    assert_true(k3_runner_open(&r, &worlds[1], (struct k3_world_opts){ 0 }));
+    for (uint32_t p = 0; p < 5; p++)
+        rows[p] = (struct k3_row){ s, ids[1][p], p, false };
+    rows[3].keep = keep; /* room for three */
+    assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), rows, 5, NULL, NULL, &err), -EINVAL);
+    rows[3].keep = s;
+    assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), rows, 5, NULL, NULL, &err), -EINVAL);
+    rows[3].keep = alien;
+    assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), rows, 5, NULL, NULL, &err), -EINVAL);
+    assert_false(s->spoilt || keep->spoilt || alien->spoilt);
+    rows[3].keep = NULL;
+    rows[2].keep = keep;
+    k3_file_source_fail_block(r.file, 9);
+    assert_int_equal(k3_pass_run(r.pass, k3_file_source(r.file), rows, 5, NULL, NULL, &err), -EIO);
+    assert_true(s->spoilt && keep->spoilt);
+    k3_state_reset(s);
+    k3_runner_run(&r, rows, 5, NULL, NULL);
+    assert_false(keep->spoilt);
+    assert_int_equal(k3_state_positions(keep), 3);
+    k3_state_free(s);
+    k3_state_free(keep);
+    k3_state_free(alien);
+    k3_runner_close(&r);
+}
+
 static void rows_that_want_no_logits(void **state)
 {
     uint32_t vocab = shapes[1].cfg.vocab;
@@ -556,6 +629,8 @@ int main(void)
         cmocka_unit_test(any_block_size),
         cmocka_unit_test(long_prompt_on_every_kernel_set),
         cmocka_unit_test(beside_other_sequences),
+        cmocka_unit_test(kept_in_passing),
+        cmocka_unit_test(kept_badly),
         cmocka_unit_test(rows_that_want_no_logits),
         cmocka_unit_test(each_expert_once_a_layer),
         cmocka_unit_test(stages_have_all_of_a_pass),

@@ -21,7 +21,7 @@ static struct k3_model *m;
 static struct k3_plan_opts opts(uint64_t memory_bytes)
 {
     return (struct k3_plan_opts){ .memory_bytes = memory_bytes, .trunk_bytes = K3_PLAN_UNSET, .cache_bytes = K3_PLAN_UNSET,
-                                  .ctx = 4096, .sequences = 1, .threads = 8 };
+                                  .ctx = 4096, .sequences = 1, .threads = 8, .snapshots = K3_PLAN_CHOOSE };
 }
 
 static struct k3_plan_machine machine(uint64_t left_bytes)
@@ -97,6 +97,54 @@ static void rows_of_a_pass_by_the_memory(void **state)
         assert_int_equal(k3_plan_make(&p, m, &o, &mc, NULL), 0);
         assert_int_equal(p.opts.batch_rows, 128);
     }
+}
+
+/* What a conversation costs: an eighth of the memory at most, three a sequence, and none where that is too little for one. */
+static void snapshots_by_the_memory(void **state)
+{
+    static const struct { uint32_t gib, sequences, ctx, snapshots; } is[] = {
+        { 2, 1, 4096, 0 }, { 4, 1, 4096, 0 }, { 8, 1, 4096, 1 }, { 12, 1, 4096, 2 }, { 16, 1, 4096, 3 }, { 64, 1, 4096, 3 },
+        { 8, 4, 4096, 1 }, { 64, 4, 4096, 12 }, { 16, 1, 65536, 0 }, { 64, 1, 65536, 2 },
+    };
+    struct k3_plan_machine mc = machine(1024 * GIB);
+    struct k3_err err = K3_ERR_INIT;
+    struct k3_plan p;
+    struct k3_plan_opts o;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(is) / sizeof(is[0]); i++) {
+        o = opts(is[i].gib * GIB);
+        o.sequences = is[i].sequences;
+        o.ctx = is[i].ctx;
+        assert_int_equal(k3_plan_make(&p, m, &o, &mc, &err), 0);
+        if (p.opts.snapshots != is[i].snapshots)
+            fail_msg("%u GiB, %u sequences of %u: %u snapshots instead of %u", is[i].gib, is[i].sequences, is[i].ctx,
+                     p.opts.snapshots, is[i].snapshots);
+        assert_true(p.part[K3_PLAN_SNAPSHOTS] == k3_prefix_bytes(&m->cfg, is[i].ctx, is[i].snapshots));
+        assert_true(p.part[K3_PLAN_SNAPSHOTS] <= is[i].gib * GIB / 8);
+        assert_true(p.sum_bytes == sum_of(&p) && p.sum_bytes <= is[i].gib * GIB);
+    }
+    o = opts(3 * GIB); /* given: as many as that */
+    o.snapshots = 2;
+    assert_int_equal(k3_plan_make(&p, m, &o, &mc, &err), 0);
+    assert_int_equal(p.opts.snapshots, 2);
+    assert_true(p.sum_bytes <= 3 * GIB);
+    o.snapshots = 9; /* or a word on what would fit */
+    assert_true(k3_plan_make(&p, m, &o, &mc, &err) < 0);
+    assert_int_equal(err.exit_status, K3_EXIT_REFUSED);
+    assert_non_null(strstr(err.text, "--snapshots 9, --ctx 4096"));
+    assert_non_null(strstr(err.text, "--snapshots 2"));
+    o = opts(8 * GIB); /* budgets that were given leave less: the snapshot gives way */
+    assert_int_equal(k3_plan_make(&p, m, &o, &mc, &err), 0);
+    o.trunk_bytes = p.trunk_bytes + 300000000;
+    o.cache_bytes = p.cache_bytes;
+    assert_int_equal(k3_plan_make(&p, m, &o, &mc, &err), 0);
+    assert_int_equal(p.opts.snapshots, 0);
+    assert_true(p.sum_bytes <= 8 * GIB);
+    o = opts(4 * GIB); /* sequences come first */
+    o.sequences = 4;
+    assert_int_equal(k3_plan_make(&p, m, &o, &mc, &err), 0);
+    assert_int_equal(p.opts.snapshots, 0);
 }
 
 static void trunk_first_then_experts(void **state)
@@ -313,6 +361,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_promise_is_kept_and_used), cmocka_unit_test(rows_of_a_pass_by_the_memory),
+        cmocka_unit_test(snapshots_by_the_memory),
         cmocka_unit_test(trunk_first_then_experts),
         cmocka_unit_test(the_floor),                    cmocka_unit_test(the_machine_binds),
         cmocka_unit_test(small_shm),                    cmocka_unit_test(presets),

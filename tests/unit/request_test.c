@@ -250,6 +250,63 @@ static void test_logits_once(void **state)
     seen_free(&s);
 }
 
+#define TOKEN_P(index, id, probs) "{\"type\":\"token\",\"index\":" #index ",\"token\":" #id ",\"logprobs\":" probs "}"
+
+static void new_ask_with_logprobs(struct k3_ask *a)
+{
+    struct k3_ask_params p = { .max_tokens = 8, .top_p = 1, .n_logprobs = 2, .presence_penalty = 0.5, .frequency_penalty = -1,
+                               .repeat_penalty = 1.25, .logit_bias = "[[5,-100],[6,0.25]]" };
+    struct k3_ids ids = { 0 };
+    struct k3_err err = K3_ERR_INIT;
+
+    k3_ids_push(&ids, 11);
+    assert_int_equal(k3_ask_new(a, &ids, &p, NULL, 0, cJSON_CreateObject(), dir, &err), 0);
+}
+
+static void test_logprobs(void **state)
+{
+    static const struct step steps[] = {
+        { "submit", OK },
+        { "poll", EVENTS(1, TOKEN_P(0, 7, "[-0.5,7,-0.5]")) },
+        { "poll", UNKNOWN }, /* a new k3-computed says nothing of the first token any more */
+        { "submit", OK },
+        { "poll", EVENTS(1, TOKEN_P(1, 8, "[-2.25,3,-0.125]") "," STOP) },
+    };
+    static const struct k3_logprob right[] = { { 7, -0.5f }, { 7, -0.5f }, { 8, -2.25f }, { 3, -0.125f } };
+    static const char *const bad[] = { "[-0.5]", "[-0.5,7]", "[-0.5,7,-0.5,8,-1]", "[0.5,7,-1]", "[-0.5,-7,-1]", "[-0.5,\"7\",-1]", "[-1e99,7,-1]",
+                                       "{}", "null" };
+    struct seen s = { 0 };
+    struct k3_err err;
+    struct k3_ask a;
+    char id[K3_JOURNAL_ID_LEN + 1], reply[300];
+
+    (void)state;
+    new_ask_with_logprobs(&a);
+    if (run_ask(&a, steps, N(steps), &s, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_non_null(strstr(last_submit, "\"presence_penalty\":0.5,\"frequency_penalty\":-1,\"repeat_penalty\":1.25,"
+                                        "\"logit_bias\":[[5,-100],[6,0.25]],\"logprobs\":1"));
+    assert_int_equal(a.logprobs.n, 2);
+    assert_memory_equal(a.logprobs.entry, right, sizeof(right));
+    strcpy(id, a.id);
+    k3_ask_free(&a);
+    assert_int_equal(k3_ask_resume(&a, id, dir, &err), 0); /* the journal has them all */
+    assert_true(a.logprobs.n == 2 && a.params.n_logprobs == 2);
+    assert_memory_equal(a.logprobs.entry, right, sizeof(right));
+    k3_ask_free(&a);
+    for (size_t i = 0; i < N(bad); i++) {
+        struct step wrong[] = { { "submit", OK }, { "poll", reply } };
+
+        snprintf(reply, sizeof(reply), EVENTS(1, TOKEN_P(0, 7, "%s")), bad[i]);
+        new_ask_with_logprobs(&a);
+        assert_true(run_ask(&a, wrong, 2, &s, &err) < 0);
+        assert_non_null(strstr(err.text, "without the log probabilities"));
+        assert_int_equal(a.generated.n, 0); /* nothing of it is kept */
+        k3_ask_free(&a);
+    }
+    seen_free(&s);
+}
+
 static void test_stop_hook_and_interrupt(void **state)
 {
     static const struct step steps[] = { { "submit", OK }, { "poll", EVENTS(3, TOKEN(0, 7) "," TOKEN(1, 8) "," TOKEN(2, 9)) } };
@@ -436,7 +493,7 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answer), cmocka_unit_test(test_restarts), cmocka_unit_test(test_logits_once),
+        cmocka_unit_test(test_answer), cmocka_unit_test(test_restarts), cmocka_unit_test(test_logits_once), cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_stop_hook_and_interrupt), cmocka_unit_test(test_failures), cmocka_unit_test(test_nobody),
         cmocka_unit_test(test_other_model),
         cmocka_unit_test(test_generation_config),

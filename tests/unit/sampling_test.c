@@ -348,6 +348,239 @@ static void released_vocabulary(void **state)
     free(logits);
 }
 
+/* ---- bias, penalties, log probabilities ---------------------------------------------------------------------------------- */
+
+static struct k3_sampler *sampler(uint32_t n)
+{
+    struct k3_sampler *s = NULL;
+    struct k3_err err = K3_ERR_INIT;
+
+    assert_int_equal(k3_sampler_new(&s, n, &err), 0);
+    return s;
+}
+
+static void nothing_asked_changes_nothing(void **state)
+{
+    const float logits[4] = { 1, 2, 3, 4 };
+    const uint32_t generated[] = { 3, 3 };
+    struct k3_sampling p = plain;
+    struct k3_sampler *s = sampler(4);
+
+    (void)state;
+    assert_ptr_equal(k3_sampler_adjust(s, logits, &p, generated, 2), logits);
+    p.repeat_penalty = 1;
+    assert_ptr_equal(k3_sampler_adjust(s, logits, &p, generated, 2), logits);
+    p.presence_penalty = p.frequency_penalty = 2;
+    p.repeat_penalty = 3;
+    assert_ptr_equal(k3_sampler_adjust(s, logits, &p, generated, 0), logits); /* no answer yet */
+    k3_sampler_free(s);
+}
+
+static void adjusted_by_hand(void **state)
+{
+    const float logits[8] = { 1, -2, 3, -4, 5, 0.5f, 3.0e38f, -3.0e38f };
+    const uint32_t generated[] = { 3, 0, 3, 6, 3, 7, 2 };
+    const struct k3_bias bias[] = { { 5, -100 }, { 2, 1 }, { 1, 100 } };
+    struct k3_sampling p = plain;
+    struct k3_sampler *s = sampler(8);
+    const float *a;
+
+    (void)state;
+    p.presence_penalty = 0.25;
+    p.frequency_penalty = 0.5;
+    p.repeat_penalty = 2;
+    p.bias = bias;
+    p.n_bias = 3;
+    for (int again = 0; again < 2; again++) { /* nothing is left over from the last time */
+        a = k3_sampler_adjust(s, logits, &p, generated, 7);
+        assert_true(a[0] == -0.25f); /* 1/2 - 0.5 - 0.25 */
+        assert_true(a[1] == 98);
+        assert_true(a[2] == 1.25f);  /* (3 + 1)/2 - 0.75 */
+        assert_true(a[3] == -9.75f); /* -4*2 - 3*0.5 - 0.25 */
+        assert_true(a[4] == 5);      /* the prompt may have had it: only the answer counts */
+        assert_true(a[5] == -99.5f);
+        assert_true(a[6] == 1.5e38f);
+        assert_true(a[7] == -0x1.fffffep127f); /* kept finite */
+    }
+    p.repeat_penalty = 0;
+    p.n_bias = 0;
+    p.presence_penalty = -2; /* negative ones make repetition likelier */
+    p.frequency_penalty = -1;
+    a = k3_sampler_adjust(s, logits, &p, generated, 7);
+    assert_true(a[0] == 4 && a[3] == 1 && a[4] == 5 && a[1] == -2);
+    k3_sampler_free(s);
+}
+
+static uint32_t adjusted_pick(struct k3_sampler *s, const float *logits, const struct k3_sampling *p, uint32_t index)
+{
+    struct k3_err err = K3_ERR_INIT;
+    uint32_t token;
+
+    assert_int_equal(k3_sampler_pick(s, k3_sampler_adjust(s, logits, p, NULL, 0), p, index, &token, &err), 0);
+    return token;
+}
+
+static void bias_bans_and_forces(void **state)
+{
+    enum { N = 64 };
+    static float logits[N];
+    static const uint32_t right[] = { 34, 53, 62, 17, 12, 60, 24, 43 }; /* as in seeds_keep_their_tokens */
+    const struct k3_bias ban[] = { { 34, -100 }, { 62, -100 } }, force = { 1, 100 }, none = { 5, 0 };
+    struct k3_sampler *s = sampler(N);
+
+    (void)state;
+    for (uint32_t i = 0; i < N; i++)
+        logits[i] = (float)(i * 37 % 64) / 16;
+    for (uint32_t i = 0; i < 2000; i++) {
+        struct k3_sampling p = { 0.8, 0.9, 0.01, 50, 20240607 };
+        uint32_t token;
+
+        p.bias = ban;
+        p.n_bias = 2;
+        token = adjusted_pick(s, logits, &p, i);
+        assert_true(token != 34 && token != 62);
+        p.n_bias = 1;
+        p.bias = &force;
+        assert_int_equal(adjusted_pick(s, logits, &p, i), 1);
+        p.bias = &none;
+        assert_true(i >= 8 || adjusted_pick(s, logits, &p, i) == right[i]);
+    }
+    k3_sampler_free(s);
+}
+
+/* Greedy with penalties, followed by hand: logits 4 3 2.5 0, frequency 0.6, presence 0.5. */
+static void penalties_pick_by_hand(void **state)
+{
+    /* 4 3 2.5 -> 0 | 2.9 3 2.5 -> 1 | 2.9 1.9 2.5 -> 0 | 2.3 1.9 2.5 -> 2 | 2.3 1.9 1.4 -> 0 | 1.7 1.9 1.4 -> 1 | 1.7 1.3 1.4 -> 0 */
+    static const uint32_t right[] = { 0, 1, 0, 2, 0, 1, 0 };
+    const float logits[4] = { 4, 3, 2.5f, 0 };
+    struct k3_sampling p = { .temperature = 0, .top_p = 1, .frequency_penalty = 0.6, .presence_penalty = 0.5 };
+    struct k3_sampler *s = sampler(4);
+    struct k3_err err = K3_ERR_INIT;
+    uint32_t generated[7];
+
+    (void)state;
+    for (uint32_t i = 0; i < 7; i++) {
+        assert_int_equal(k3_sampler_pick(s, k3_sampler_adjust(s, logits, &p, generated, i), &p, i, &generated[i], &err), 0);
+        assert_int_equal(generated[i], right[i]);
+    }
+    k3_sampler_free(s);
+}
+
+static void not_finite_stays_so(void **state)
+{
+    const float logits[4] = { 1, NAN, 2, 3 };
+    const uint32_t generated[] = { 1, 3 };
+    const struct k3_bias bias = { 1, 100 };
+    struct k3_sampling p = { .top_p = 1, .presence_penalty = 1, .bias = &bias };
+    struct k3_sampler *s = sampler(4);
+    struct k3_err err = K3_ERR_INIT;
+    uint32_t token;
+
+    (void)state;
+    for (; p.n_bias < 2; p.n_bias++)
+        assert_int_equal(k3_sampler_pick(s, k3_sampler_adjust(s, logits, &p, generated, 2), &p, 2, &token, &err), -EDOM);
+    assert_non_null(strstr(err.text, "id 1"));
+    k3_sampler_free(s);
+}
+
+static void log_is_exact_enough(void **state)
+{
+    (void)state;
+    assert_true(k3_sampling_log(1) == 0);
+    for (uint64_t i = 0; i < 200000; i++) {
+        double u = k3_sampling_uniform(6, i), x = i % 3 == 0 ? 1 + u : i % 3 == 1 ? 1 + 163840 * u : 1 + u * u * u * 1e-9;
+
+        assert_true(fabs(k3_sampling_log(x) - log(x)) <= 4.5e-16 * log(x));
+    }
+}
+
+static void logprobs_are_log_softmax(void **state)
+{
+    enum { N = 20 };
+    float logits[N];
+    struct k3_logprob all[N + 1], few[4], one;
+    struct k3_sampler *s = sampler(N);
+    double sum = 0, norm = 0;
+
+    (void)state;
+    make_logits(logits, N, 12);
+    logits[7] = logits[3]; /* equal: the lower id first */
+    for (int i = 0; i < N; i++)
+        norm += exp((double)logits[i]);
+    k3_sampler_logprobs(s, logits, 5, all, N + 1);
+    for (int i = 1; i <= N; i++) {
+        sum += exp((double)all[i].value);
+        assert_true(fabs(all[i].value - (logits[all[i].id] - log(norm))) < 1e-6);
+        assert_true(i == 1 || all[i].value < all[i - 1].value || (all[i].value == all[i - 1].value && all[i].id > all[i - 1].id));
+    }
+    assert_true(fabs(sum - 1) < 1e-6);
+    assert_int_equal(all[0].id, 5);
+    k3_sampler_logprobs(s, logits, 7, few, 4); /* the best of few are the best of all, to the bit */
+    assert_memory_equal(few + 1, all + 1, 3 * sizeof(few[0]));
+    k3_sampler_logprobs(s, logits, 7, &one, 1);
+    assert_memory_equal(&one, few, sizeof(one));
+    for (int i = 1; i <= N; i++)
+        if (all[i].id == 7)
+            assert_memory_equal(&one, &all[i], sizeof(one));
+    k3_sampler_free(s);
+}
+
+static void logprobs_keep_their_bits(void **state)
+{
+    /* Computed by an independent program with 40 digits, rounded once. */
+    static const struct { uint32_t id; float value; } right[] = { { 11, -0x1.524090p+2f }, { 19, -0x1.648120p+1f }, { 38, -0x1.6c8120p+1f }, { 57, -0x1.748120p+1f } };
+    static const float sure[3] = { 3.0e38f, -3.0e38f, 0 };
+    static float logits[64];
+    struct k3_logprob p[4];
+    struct k3_sampler *s = sampler(64);
+
+    (void)state;
+    for (uint32_t i = 0; i < 64; i++)
+        logits[i] = (float)(i * 37 % 64) / 16;
+    k3_sampler_logprobs(s, logits, 11, p, 4);
+    for (int i = 0; i < 4; i++)
+        assert_true(p[i].id == right[i].id && p[i].value == right[i].value);
+    k3_sampler_free(s);
+    s = sampler(3);
+    k3_sampler_logprobs(s, sure, 1, p, 3);
+    assert_true(p[0].value == -0x1.fffffep127f && p[1].id == 0 && p[1].value == 0 && p[2].id == 2); /* finite, so JSON */
+    k3_sampler_free(s);
+}
+
+static void adjustments_are_checked(void **state)
+{
+    static const struct k3_bias high = { 8, 0 }, twice[] = { { 1, 0 }, { 2, 0 }, { 1, 3 } }, big = { 1, 100.5 }, not_one = { 1, NAN };
+    static struct k3_bias many[K3_BIASES_MAX + 1];
+    static const struct { struct k3_sampling p; const char *words; } bad[] = {
+        { { .top_p = 1, .presence_penalty = 2.1 }, "presence_penalty 2.1" },
+        { { .top_p = 1, .presence_penalty = NAN }, "presence_penalty" },
+        { { .top_p = 1, .frequency_penalty = -2.1 }, "frequency_penalty -2.1" },
+        { { .top_p = 1, .frequency_penalty = INFINITY }, "frequency_penalty" },
+        { { .top_p = 1, .repeat_penalty = -1 }, "repeat_penalty -1" },
+        { { .top_p = 1, .repeat_penalty = 10.5 }, "repeat_penalty 10.5" },
+        { { .top_p = 1, .repeat_penalty = NAN }, "repeat_penalty" },
+        { { .top_p = 1, .n_logprobs = 22 }, "best 21 ids" },
+        { { .top_p = 1, .n_logprobs = 10 }, "of 8 ids" },
+        { { .top_p = 1, .bias = &high, .n_bias = 1 }, "id 8: the vocabulary has 8" },
+        { { .top_p = 1, .bias = twice, .n_bias = 3 }, "id 1 twice" },
+        { { .top_p = 1, .bias = &big, .n_bias = 1 }, "is 100.5" },
+        { { .top_p = 1, .bias = &not_one, .n_bias = 1 }, "logit_bias of id 1" },
+        { { .top_p = 1, .bias = many, .n_bias = K3_BIASES_MAX + 1 }, "1025 entries: at most 1024" },
+    };
+    struct k3_err err = K3_ERR_INIT;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_int_equal(k3_sampling_check(&bad[i].p, 8, &err), -EINVAL);
+        assert_int_equal(err.exit_status, K3_EXIT_REFUSED);
+        if (!strstr(err.text, bad[i].words))
+            fail_msg("\"%s\" does not say \"%s\"", err.text, bad[i].words);
+    }
+    assert_int_equal(k3_sampling_check(&(struct k3_sampling){ .top_p = 1, .n_logprobs = 9, .presence_penalty = -2,
+                                       .repeat_penalty = 10, .bias = twice, .n_bias = 2 }, 8, &err), 0);
+}
+
 /* What is not allowed is as if it were not there: the same draws as from a vocabulary without it. */
 static void only_allowed_ids_are_candidates(void **state)
 {
@@ -397,12 +630,12 @@ static void parameters_are_checked(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        assert_int_equal(k3_sampling_check(&bad[i].p, &err), -EINVAL);
+        assert_int_equal(k3_sampling_check(&bad[i].p, 8, &err), -EINVAL);
         assert_int_equal(err.exit_status, K3_EXIT_REFUSED);
         assert_non_null(strstr(err.text, bad[i].words));
     }
-    assert_int_equal(k3_sampling_check(&(struct k3_sampling){ 0, 1, 0, 0, 0 }, &err), 0);
-    assert_int_equal(k3_sampling_check(&(struct k3_sampling){ 2.5, 0.01, 1, 1, 0 }, &err), 0);
+    assert_int_equal(k3_sampling_check(&(struct k3_sampling){ 0, 1, 0, 0, 0 }, 8, &err), 0);
+    assert_int_equal(k3_sampling_check(&(struct k3_sampling){ 2.5, 0.01, 1, 1, 0 }, 8, &err), 0);
 }
 
 int main(void)
@@ -415,6 +648,11 @@ int main(void)
         cmocka_unit_test(other_seeds_and_indices_differ), cmocka_unit_test(not_finite_is_never_a_token),
         cmocka_unit_test(released_vocabulary), cmocka_unit_test(only_allowed_ids_are_candidates),
         cmocka_unit_test(parameters_are_checked),
+        cmocka_unit_test(nothing_asked_changes_nothing), cmocka_unit_test(adjusted_by_hand),
+        cmocka_unit_test(bias_bans_and_forces), cmocka_unit_test(penalties_pick_by_hand),
+        cmocka_unit_test(not_finite_stays_so), cmocka_unit_test(log_is_exact_enough),
+        cmocka_unit_test(logprobs_are_log_softmax), cmocka_unit_test(logprobs_keep_their_bits),
+        cmocka_unit_test(adjustments_are_checked),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

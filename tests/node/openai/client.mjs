@@ -79,9 +79,9 @@ await check('completions', async () => {
 });
 await check('errors have their classes and name the field', async () => {
     const ask = (more) => client.chat.completions.create({ model, messages, ...more });
-    await rejects(ask({ n: 2 }), OpenAI.BadRequestError, 400, 'n');
+    await rejects(ask({ n: 9 }), OpenAI.BadRequestError, 400, 'n');
     await rejects(ask({ temperature: -1 }), OpenAI.BadRequestError, 400, 'temperature');
-    await rejects(ask({ logit_bias: { 5: 1 } }), OpenAI.BadRequestError, 400, 'logit_bias');
+    await rejects(ask({ logit_bias: { 5: 101 } }), OpenAI.BadRequestError, 400, 'logit_bias');
     await rejects(ask({ messages: [] }), OpenAI.BadRequestError, 400, 'messages');
     await rejects(ask({ tool_choice: 'required' }), OpenAI.BadRequestError, 400, 'tool_choice');
     await rejects(ask({ max_tokens: 100000 }), OpenAI.BadRequestError, 400, 'max_tokens');
@@ -89,6 +89,31 @@ await check('errors have their classes and name the field', async () => {
     await rejects(client.embeddings.create({ model, input: 'x' }), OpenAI.NotFoundError, 404);
     const stranger = new OpenAI({ baseURL: `${url}/v1`, apiKey: 'not-the-key-of-this', maxRetries: 0 });
     await rejects(stranger.models.list(), OpenAI.AuthenticationError, 401);
+});
+await check('logprobs, streamed by the helper, are what the plain reply has', async () => {
+    const body = { model, messages, temperature: 0, logprobs: true, top_logprobs: 3, reasoning_effort: 'low' };
+    const plain = (await client.chat.completions.create(body)).choices[0];
+    const final = (await client.chat.completions.stream(body).finalChatCompletion()).choices[0];
+    assert.equal(plain.logprobs.content.map((e) => e.token).join(''), plain.message.content);
+    assert.deepEqual(plain.logprobs.content.map((e) => e.top_logprobs.length), plain.logprobs.content.map(() => 3));
+    assert.deepEqual(final.logprobs.content, plain.logprobs.content);
+    assert.equal(Buffer.from(plain.logprobs.content.flatMap((e) => e.bytes)).toString(), plain.message.content);
+});
+await check('n answers, bias and penalties', async () => {
+    const body = { model, messages, temperature: 2, seed: 5, max_tokens: 12, presence_penalty: 0.5, frequency_penalty: 0.5, logit_bias: { 295: -100 } };
+    const three = await client.chat.completions.create({ ...body, n: 3 });
+    assert.deepEqual(three.choices.map((c) => c.index), [0, 1, 2]);
+    for (let i = 0; i < 3; i++) {
+        const one = await client.chat.completions.create({ ...body, seed: 5 + i });
+        assert.equal(one.choices[0].message.content, three.choices[i].message.content);
+    }
+    const text = ['', '', ''];
+    for await (const c of await client.chat.completions.create({ ...body, n: 3, stream: true }))
+        for (const choice of c.choices) text[choice.index] += choice.delta.content ?? '';
+    assert.deepEqual(text, three.choices.map((c) => c.message.content));
+    const legacy = await client.completions.create({ model, prompt: 'The capital of France is', temperature: 0, logprobs: 2 });
+    assert.equal(legacy.choices[0].logprobs.tokens.join(''), ' Paris.');
+    assert.equal(legacy.choices[0].logprobs.text_offset.length, legacy.choices[0].logprobs.token_logprobs.length);
 });
 await check('tools are taken, and an answer without a call is an answer', async () => {
     const tools = [{ type: 'function', function: { name: 'get_weather', description: 'x', parameters: { type: 'object', properties: { city: { type: 'string' } } } } }];
