@@ -20,7 +20,7 @@ LIBS := -luring -lnuma -lnng -lcjson -lpcre2-8 -ledit -lmicrohttpd -lpthread -lm
 
 DAEMONS := k3-trunkd k3-expertd k3-computed k3-router k3-keeper
 TOOLS := $(patsubst tools/%.c,%,$(wildcard tools/k3*.c))
-LIB_SRC := $(wildcard ipc/*.c shm/*.c model/*.c io/*.c constrain/*.c)
+LIB_SRC := $(wildcard text/*.c ipc/*.c shm/*.c model/*.c io/*.c constrain/*.c)
 DAEMON_SRC := $(filter-out %/main.c,$(wildcard $(addsuffix /*.c,$(DAEMONS))))
 TOOL_LIB_SRC := $(filter-out tools/k3%.c,$(wildcard tools/*.c))
 ALL_SRC := $(LIB_SRC) $(DAEMON_SRC) $(TOOL_LIB_SRC)

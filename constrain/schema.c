@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "constrain/grammar.h"
-#include "k3-router/chat_json.h"
+#include "text/chat_json.h"
 
 #define ITEMS_MAX 2147483647u /* of minItems and the like */
 #define KEYS_MAX 1000u        /* properties of one object; names of one required */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "k3-router/file.h"
+#include "text/file.h"
 #include "model/ranks.h"
 
 struct ranks { char *bytes; uint32_t *off, n; };

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "k3-router/buf.h"
+#include "text/buf.h"
 #include "model/ranks.h"
 
 #define K3_NO_RANK UINT32_MAX

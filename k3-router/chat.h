@@ -11,9 +11,9 @@
 #include <stdint.h>
 
 #include "ipc/err.h"
-#include "k3-router/chat_json.h"
+#include "text/chat_json.h"
 #include "k3-router/tokenizer.h"
-#include "k3-router/utf8.h"
+#include "text/utf8.h"
 
 enum k3_chat_role { K3_CHAT_SYSTEM, K3_CHAT_USER, K3_CHAT_ASSISTANT, K3_CHAT_TOOL, K3_N_CHAT_ROLES };
 

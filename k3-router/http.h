@@ -35,7 +35,7 @@
 #include <sys/socket.h>
 
 #include "ipc/daemon.h"
-#include "k3-router/chat_json.h"
+#include "text/chat_json.h"
 #include "k3-router/router.h"
 
 #define K3_HTTP_BODY_MAX (64u << 20)    /* one request */

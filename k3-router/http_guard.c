@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "k3-router/file.h"
+#include "text/file.h"
 #include "k3-router/http.h"
 
 #define KEY_MIN 16u

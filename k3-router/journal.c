@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "ipc/daemon.h"
-#include "k3-router/file.h"
+#include "text/file.h"
 
 #define MAGIC "k3-journal 1 "
 #define MODEL "model "

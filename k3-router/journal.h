@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 #include "ipc/err.h"
-#include "k3-router/buf.h"
+#include "text/buf.h"
 #include "k3-router/logprobs.h"
 
 #define K3_JOURNAL_ID_LEN 32 /* hex digits */

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "k3-router/buf.h"
+#include "text/buf.h"
 
 #define K3_TOP_LOGPROBS_MAX 20u
 

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "k3-router/file.h"
+#include "text/file.h"
 #include "k3-router/router.h"
 
 #define PROGRESS_DELAY_MS 2000

@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #include "ipc/err.h"
-#include "k3-router/buf.h"
+#include "text/buf.h"
 #include "k3-router/journal.h"
 
 #define K3_ASK_POINTS 4u

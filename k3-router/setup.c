@@ -11,7 +11,7 @@
 
 #include "ipc/daemon.h"
 #include "ipc/msg.h"
-#include "k3-router/file.h"
+#include "text/file.h"
 #include "k3-router/router.h"
 #include "shm/segment.h"
 

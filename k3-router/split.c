@@ -11,7 +11,7 @@
 
 #include "k3-router/tokenizer.h"
 #include "k3-router/unicode16.h"
-#include "k3-router/utf8.h"
+#include "text/utf8.h"
 
 #define SLICE_CPS 400000u
 #define RUN_CPS 25000u

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "k3-router/buf.h"
+#include "text/buf.h"
 
 struct k3_stop {
     const char *const *text; /* not empty, valid UTF-8; borrowed */

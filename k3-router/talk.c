@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "k3-router/chat_request.h"
-#include "k3-router/file.h"
+#include "text/file.h"
 
 void k3_talk_free(struct k3_talk *t)
 {

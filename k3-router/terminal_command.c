@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "k3-router/file.h"
+#include "text/file.h"
 #include "k3-router/terminal.h"
 
 struct command {

@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <wchar.h>
 
-#include "k3-router/file.h"
+#include "text/file.h"
 #include "k3-router/terminal.h"
 
 #define HISTORY_ENTRIES 1000u

@@ -9,8 +9,8 @@
 
 #include "ipc/parse.h"
 #include "k3-router/bpe.h"
-#include "k3-router/file.h"
-#include "k3-router/utf8.h"
+#include "text/file.h"
+#include "text/utf8.h"
 
 #define CONFIG_FILE_MAX (64u << 20)
 

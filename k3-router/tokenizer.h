@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "ipc/err.h"
-#include "k3-router/buf.h"
+#include "text/buf.h"
 
 #define K3_N_SPECIALS 256u
 /* Where the ids that the chat format needs lie above base. */

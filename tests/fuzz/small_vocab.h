@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "constrain/vocab.h"
-#include "k3-router/buf.h"
+#include "text/buf.h"
 
 #define SMALL_VOCAB 266u
 

@@ -2,7 +2,7 @@
  * JSON array (or the pieces).  Compared with other tokenizers by tests/node. */
 #include <unistd.h>
 
-#include "k3-router/file.h"
+#include "text/file.h"
 #include "k3-router/tokenizer.h"
 #include "tests/unit/jsonl.h"
 

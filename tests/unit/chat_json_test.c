@@ -1,4 +1,4 @@
-/* k3-router/chat_json.c: what is JSON and what is not, and how values are written again (spec/text.md 1.9, 3.5). */
+/* text/chat_json.c: what is JSON and what is not, and how values are written again (spec/text.md 1.9, 3.5). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "k3-router/chat_json.h"
+#include "text/chat_json.h"
 #include "tests/unit/vocab.h"
 
 static void written(const char *json, size_t len_bytes, enum k3_json_style style, struct k3_buf *out)

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "k3-router/file.h"
+#include "text/file.h"
 #include "k3-router/journal.h"
 #include "tests/unit/vocab.h"
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "k3-router/buf.h"
+#include "text/buf.h"
 
 static inline void jsonl_die(const char *what, const char *line)
 {

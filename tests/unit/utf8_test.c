@@ -1,11 +1,11 @@
-/* k3-router/utf8.c: whole characters from token bytes (spec/text.md 1.8). */
+/* text/utf8.c: whole characters from token bytes (spec/text.md 1.8). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "k3-router/utf8.h"
+#include "text/utf8.h"
 #include "tests/unit/vocab.h"
 
 #define R "\xef\xbf\xbd" /* U+FFFD */

@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-#include "k3-router/file.h"
+#include "text/file.h"
 #include "k3-router/tokenizer.h"
 #include "tests/unit/jsonl.h"
 

@@ -1,4 +1,4 @@
-#include "k3-router/buf.h"
+#include "text/buf.h"
 
 #include <errno.h>
 #include <stdarg.h>

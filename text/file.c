@@ -1,4 +1,4 @@
-#include "k3-router/file.h"
+#include "text/file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "k3-router/chat_json.h"
+#include "text/chat_json.h"
 
 #include <errno.h>
 #include <math.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "k3-router/utf8.h"
+#include "text/utf8.h"
 
 /* ---- reading ---- */
 

@@ -1,7 +1,7 @@
-/* k3-router/buf.h: a growing byte buffer and a growing list of token ids.  Text may hold NUL bytes, so it always travels
+/* text/buf.h: a growing byte buffer and a growing list of token ids.  Text may hold NUL bytes, so it always travels
  * with its length and never as a C string. */
-#ifndef K3_ROUTER_BUF_H
-#define K3_ROUTER_BUF_H
+#ifndef K3_TEXT_BUF_H
+#define K3_TEXT_BUF_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,12 +1,12 @@
-/* k3-router/utf8.h: checking UTF-8, walking over it, and putting it together from token bytes (spec/text.md 1.8). */
-#ifndef K3_ROUTER_UTF8_H
-#define K3_ROUTER_UTF8_H
+/* text/utf8.h: checking UTF-8, walking over it, and putting it together from token bytes (spec/text.md 1.8). */
+#ifndef K3_TEXT_UTF8_H
+#define K3_TEXT_UTF8_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "k3-router/buf.h"
+#include "text/buf.h"
 
 /* Offset of the first byte that does not belong to a well-formed sequence; len_bytes when all is well. */
 size_t k3_utf8_check(const void *text, size_t len_bytes);

@@ -1,4 +1,4 @@
-#include "k3-router/utf8.h"
+#include "text/utf8.h"
 
 #include <string.h>
 

@@ -1,16 +1,16 @@
-/* k3-router/chat_json.h: JSON as the chat format needs it (spec/text.md 1.9, 3.5).
+/* text/chat_json.h: JSON as the chat format needs it (spec/text.md 1.9, 3.5).
  *
  * cJSON makes every number a double, ends a string at NUL, takes the first of two equal keys and refuses a lone surrogate.
  * A prompt needs all digits of an integer, whole strings, the last of equal keys in the place of the first, and U+FFFD for a
  * lone surrogate; so bodies that become prompts are read here. */
-#ifndef K3_ROUTER_CHAT_JSON_H
-#define K3_ROUTER_CHAT_JSON_H
+#ifndef K3_TEXT_CHAT_JSON_H
+#define K3_TEXT_CHAT_JSON_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
 #include "ipc/err.h"
-#include "k3-router/buf.h"
+#include "text/buf.h"
 
 struct k3_text { const char *bytes; size_t len_bytes; }; /* borrowed; {0} is empty */
 

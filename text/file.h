@@ -1,11 +1,11 @@
-/* k3-router/file.h: reading a whole small file. */
-#ifndef K3_ROUTER_FILE_H
-#define K3_ROUTER_FILE_H
+/* text/file.h: reading a whole small file. */
+#ifndef K3_TEXT_FILE_H
+#define K3_TEXT_FILE_H
 
 #include <stddef.h>
 
 #include "ipc/err.h"
-#include "k3-router/buf.h"
+#include "text/buf.h"
 
 /* Appends the file to out.  Refused (exit 2): a file that is not there, not a file, or larger than max_bytes.  A failed read
  * is -EIO. */
