@@ -50,7 +50,7 @@ restored() {
         shows '^tokens +0\.00 /s +[1-9][0-9]* in all +passes 0\.00 /s'
         shows '^pass +\[\.+\] idle$'
         shows '^ring +\[[#.]+\] [0-9.]+ [MGk]?B of 2\.10 MB read ahead$'
-        shows '^trunk +[0-9.]+ [MGk]?B/s, [0-9]+ % of the [0-9.]+ GB/s of its drives, [0-9]+ in flight$'
+        shows '^trunk +[0-9.]+ [MGk]?B/s(, [0-9]+ % of the [0-9.]+ GB/s of its drives)?, [0-9]+ in flight$'
         shows '^experts +[0-9.]+ [MGk]?B/s, '
         shows '^experts [0-9.]+ % hits \([0-9]+ of [0-9]+\), [0-9]+ of [0-9]+ slots hold one'
         shows '^memory +trunk [0-9.]+ [MGk]?B pinned, 2\.10 MB ring, [0-9.]+ kB resident; experts [0-9.]+ [MGk]?B;$'

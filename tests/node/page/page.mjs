@@ -73,17 +73,11 @@ await check('the key is asked for, kept for the tab, and a wrong one is refused'
     assert.equal(await page.evaluate(() => Object.values(localStorage).join().includes('abcdefgh')), false);
 });
 
-await check('an answer streams, with its tokens and its speed', async () => {
-    await page.evaluate(() => {
-        window.seen = new Set();
-        new MutationObserver(() => window.seen.add(document.querySelector('.assistant .markdown')?.textContent.length ?? 0))
-            .observe(document.querySelector('#log'), { childList: true, subtree: true, characterData: true });
-    });
+await check('an answer has its tokens and its speed', async () => {
     await send(ITALY);
     await answered();
     assert.equal(await last().locator('.markdown').textContent(), ROME);
     assert.match(await last().locator('.usage').textContent(), /^28 prompt tokens, \d+ of them cached · 15 answer tokens · [\d.]+ tokens\/s$/);
-    assert.ok(await page.evaluate(() => window.seen.size) > 2, 'it came at once');
     await page.waitForFunction((rome) => document.querySelector('#say').textContent === `The answer: ${rome}`, ROME);
     assert.equal(await page.textContent('#title'), ITALY);
 });
@@ -106,11 +100,13 @@ await check('thinking is folded, can be opened, and goes back with the next ques
     assert.deepEqual(thinking, { type: 'enabled' });
 });
 
-await check('Escape stops an answer and the work behind it; it can go on', async () => {
+await check('an answer streams; Escape stops it and the work behind it; it can go on', async () => {
     await fresh();
     await set(LONG);
     await send('Tell me');
     await page.waitForFunction(() => document.querySelector('.assistant .markdown')?.textContent.length > 20);
+    const some = await last().locator('.markdown').evaluate((n) => n.textContent.length);
+    await page.waitForFunction((n) => document.querySelector('.assistant .markdown').textContent.length > n, some); // while it goes on
     assert.equal(await page.isVisible('#stop'), true);
     await page.press('#text', 'Escape');
     await answered();
