@@ -17,21 +17,18 @@
 /* Returns 0 to go on, 1 to end well, negative to end. */
 typedef int visit_fn(void *arg, const char *tensor, const char *file, struct k3_err *err);
 
-static int walk_map(struct k3_scan *s, visit_fn *visit, void *arg, struct k3_err *err)
-{
-    char tensor[1024], file[512];
-    int rc = k3_scan_want(s, '{');
+struct visitor {
+    visit_fn *visit;
+    void *arg;
+    struct k3_err *err;
+};
 
-    if (rc < 0 || k3_scan_is(s, '}'))
-        return rc;
-    do {
-        if ((rc = k3_scan_string(s, tensor, sizeof(tensor), NULL)) < 0 || (rc = k3_scan_want(s, ':')) < 0 ||
-            (rc = k3_scan_string(s, file, sizeof(file), NULL)) < 0)
-            return rc;
-        if ((rc = visit(arg, tensor, k3_index_base_name(file), err)) != 0)
-            return rc > 0 ? 1 : -ECANCELED; /* visit has filled err */
-    } while (k3_scan_is(s, ','));
-    return k3_scan_want(s, '}');
+static int visit_one(void *arg, const char *tensor, const char *file)
+{
+    struct visitor *v = arg;
+    int rc = v->visit(v->arg, tensor, k3_index_base_name(file), v->err);
+
+    return rc < 0 ? -ECANCELED : rc; /* visit has filled err */
 }
 
 static int walk(struct k3_scan *s, visit_fn *visit, void *arg, struct k3_err *err)
@@ -44,7 +41,7 @@ static int walk(struct k3_scan *s, visit_fn *visit, void *arg, struct k3_err *er
     do {
         if ((rc = k3_scan_string(s, key, sizeof(key), NULL)) < 0 || (rc = k3_scan_want(s, ':')) < 0)
             return rc;
-        rc = strcmp(key, "weight_map") ? k3_scan_skip(s) : walk_map(s, visit, arg, err);
+        rc = strcmp(key, "weight_map") ? k3_scan_skip(s) : k3_scan_strings(s, visit_one, &(struct visitor){ visit, arg, err });
         if (rc != 0)
             return rc;
     } while (k3_scan_is(s, ','));

@@ -281,3 +281,18 @@ int k3_scan_skip(struct k3_scan *s)
             return rc;
     }
 }
+
+int k3_scan_strings(struct k3_scan *s, int (*visit)(void *arg, const char *name, const char *value), void *arg)
+{
+    char name[1024], value[512];
+    int rc = k3_scan_want(s, '{');
+
+    if (rc < 0 || k3_scan_is(s, '}'))
+        return rc;
+    do {
+        if ((rc = k3_scan_string(s, name, sizeof(name), NULL)) < 0 || (rc = k3_scan_want(s, ':')) < 0 ||
+            (rc = k3_scan_string(s, value, sizeof(value), NULL)) < 0 || (rc = visit(arg, name, value)) != 0)
+            return rc;
+    } while (k3_scan_is(s, ','));
+    return k3_scan_want(s, '}');
+}

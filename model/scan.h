@@ -28,6 +28,9 @@ bool k3_scan_is(struct k3_scan *s, char c);  /* takes c if it comes next */
 int k3_scan_want(struct k3_scan *s, char c); /* takes c */
 /* A string, unescaped, with a final 0.  -ENAMETOOLONG when it does not fit; a NUL inside is refused. */
 int k3_scan_string(struct k3_scan *s, char *out, size_t cap, size_t *len_bytes);
+/* An object of strings: each member to visit, which returns 0 to go on; what else it returns ends it and is returned.  Names longer than
+ * 1,023 bytes and values longer than 511 are refused as k3_scan_string does. */
+int k3_scan_strings(struct k3_scan *s, int (*visit)(void *arg, const char *name, const char *value), void *arg);
 int k3_scan_u64(struct k3_scan *s, uint64_t *out); /* a non-negative whole number without fraction or exponent */
 int k3_scan_skip(struct k3_scan *s);               /* any value, at most 64 levels deep */
 uint64_t k3_scan_at(const struct k3_scan *s);      /* byte position, for words */

@@ -102,28 +102,24 @@ static bool wanted(const char *tensor, uint32_t n_layers)
     return k3_parse_u64(digits, 0, UINT32_MAX, &layer) < 0 || layer < n_layers;
 }
 
-/* The functions below return what k3_scan_* do, or -ECANCELED: err is filled. */
-static int scan_map(struct k3_scan *s, struct k3_fetch_files *l, uint32_t n_layers, struct k3_err *err)
-{
-    char tensor[1024], file[512];
-    int rc = k3_scan_want(s, '{');
+struct shards {
+    struct k3_fetch_files *l;
+    uint32_t n_layers;
+    struct k3_err *err;
+};
 
-    if (rc < 0 || k3_scan_is(s, '}'))
-        return rc;
-    do {
-        if ((rc = k3_scan_string(s, tensor, sizeof(tensor), NULL)) < 0 || (rc = k3_scan_want(s, ':')) < 0 ||
-            (rc = k3_scan_string(s, file, sizeof(file), NULL)) < 0)
-            return rc;
-        if (!k3_fetch_name_ok(file) || !ends_in(file, ".safetensors")) {
-            k3_refuse(err, -EINVAL, K3_FETCH_INDEX " puts a tensor into \"%.200s\": that is no name of a shard", file);
-            return -ECANCELED;
-        }
-        if (wanted(tensor, n_layers) && k3_fetch_add(l, file, false, err) < 0)
-            return -ECANCELED;
-    } while (k3_scan_is(s, ','));
-    return k3_scan_want(s, '}');
+static int add_shard(void *arg, const char *tensor, const char *file)
+{
+    struct shards *m = arg;
+
+    if (!k3_fetch_name_ok(file) || !ends_in(file, ".safetensors")) {
+        k3_refuse(m->err, -EINVAL, K3_FETCH_INDEX " puts a tensor into \"%.200s\": that is no name of a shard", file);
+        return -ECANCELED;
+    }
+    return wanted(tensor, m->n_layers) && k3_fetch_add(m->l, file, false, m->err) < 0 ? -ECANCELED : 0;
 }
 
+/* The functions below return what k3_scan_* do, or -ECANCELED: err is filled. */
 static int scan_metadata(struct k3_scan *s, uint64_t *total_bytes)
 {
     char key[64];
@@ -151,7 +147,7 @@ static int scan_index(struct k3_scan *s, struct k3_fetch_files *l, uint32_t n_la
             return rc;
         if (!strcmp(key, "weight_map")) {
             *map = true;
-            rc = scan_map(s, l, n_layers, err);
+            rc = k3_scan_strings(s, add_shard, &(struct shards){ l, n_layers, err });
         } else if (!strcmp(key, "metadata") && k3_scan_peek(s) == '{')
             rc = scan_metadata(s, &l->total_size_bytes);
         else

@@ -1,6 +1,25 @@
 # For the tests of k3-router --http: a server beside the family, and what asks it.
 load helpers
 
+# A directory with tests/node/NAME and the npm packages that it names, and a server with a key; for teardown_file: serve_for_node_end.
+serve_for_node() { # serve_for_node NAME [COMMAND that must be there]: sets work, KEY and what serve sets
+    work=$(mktemp -d "/tmp/k3-$1-XXXXXX")
+    export work
+    cp "$ROOT"/tests/node/check.mjs "$ROOT/tests/node/$1"/* "$work/"
+    if command -v npm >/dev/null && command -v "${2:-npm}" >/dev/null; then
+        (cd "$work" && timeout 120 npm ci --no-audit --no-fund >"$work/npm.log" 2>&1 3>&-) || true
+    fi
+    up --ctx 2048 --sequences 2
+    echo abcdefghijklmnopqrstuvwxyz >"$work/key"
+    chmod 600 "$work/key"
+    export KEY=abcdefghijklmnopqrstuvwxyz
+    serve --api-key-file "$work/key"
+}
+serve_for_node_end() {
+    stop_server
+    down
+    rm -rf "$work"
+}
 serve() { # serve OPTION...: sets SERVER and URL; the log is $BATS_FILE_TMPDIR/server.log
     SERVER_LOG=$BATS_FILE_TMPDIR/server.log
     : >"$SERVER_LOG"

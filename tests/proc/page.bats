@@ -3,24 +3,10 @@
 load http_helpers
 
 setup_file() {
-    work=$(mktemp -d /tmp/k3-page-XXXXXX)
-    export work
-    cp "$ROOT"/tests/node/page/* "$work/"
+    serve_for_node page "${CHROMIUM:-chromium}"
     cp -r "$ROOT/k3-router/web" "$work/web"
-    if command -v npm >/dev/null && command -v "${CHROMIUM:-chromium}" >/dev/null; then
-        (cd "$work" && timeout 120 npm ci --no-audit --no-fund >"$work/npm.log" 2>&1 3>&-) || true
-    fi
-    up --ctx 2048 --sequences 2
-    echo abcdefghijklmnopqrstuvwxyz >"$work/key"
-    chmod 600 "$work/key"
-    export KEY=abcdefghijklmnopqrstuvwxyz
-    serve --api-key-file "$work/key"
 }
-teardown_file() {
-    stop_server
-    down
-    rm -rf "$work"
-}
+teardown_file() { serve_for_node_end; }
 
 head_of() { # head_of PATH [CURL OPTION...]: status line and headers, in lower case
     local path=$1

@@ -2,23 +2,14 @@
 // cancellation.  node client.mjs URL KEY; one line a check, exit 1 when one fails.
 import OpenAI from 'openai';
 import assert from 'node:assert/strict';
+import { check, leave } from './check.mjs';
 
 const [, , url, apiKey] = process.argv;
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0 });
 const model = 'demo-model';
 const messages = [{ role: 'user', content: 'What is the capital of Italy?' }];
 const ROME = 'The capital of Italy is Rome.';
-let failed = 0;
 
-async function check(name, fn) {
-    try {
-        await fn();
-        console.log(`ok ${name}`);
-    } catch (e) {
-        failed++;
-        console.log(`not ok ${name}: ${e?.stack ?? e}`);
-    }
-}
 async function rejects(promise, type, status, param) {
     await assert.rejects(promise, (e) => {
         assert.ok(e instanceof type, `${e?.constructor?.name}: ${e?.message}`);
@@ -129,4 +120,4 @@ await check('an aborted stream ends', async () => {
     }
     assert.ok(n < 1000, `${n} chunks`);
 });
-process.exit(failed ? 1 : 0);
+leave();

@@ -2,21 +2,12 @@
 // node constrained.mjs URL KEY; one line a check, exit 1 when one fails.
 import OpenAI from 'openai';
 import assert from 'node:assert/strict';
+import { check, leave } from './check.mjs';
 
 const [, , url, apiKey] = process.argv;
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0 });
 const base = { model: 'demo-model', messages: [{ role: 'user', content: 'What is the capital of Italy?' }], max_tokens: 300, temperature: 1 };
-let failed = 0;
 
-async function check(name, fn) {
-    try {
-        await fn();
-        console.log(`ok ${name}`);
-    } catch (e) {
-        failed++;
-        console.log(`not ok ${name}: ${e?.stack ?? e}`);
-    }
-}
 const schema = {
     type: 'object', additionalProperties: false, required: ['city', 'sure'],
     properties: { city: { type: 'string', maxLength: 8 }, sure: { type: 'boolean' }, why: { anyOf: [{ type: 'null' }, { enum: ['known', 'guessed'] }] } },
@@ -63,4 +54,4 @@ await check('a call that is asked for by name', async () => {
         assert.equal(typeof JSON.parse(c.function.arguments), 'object');
     }
 });
-process.exit(failed ? 1 : 0);
+leave();

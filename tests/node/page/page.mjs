@@ -3,22 +3,14 @@
 import assert from 'node:assert/strict';
 import { readFile } from 'node:fs/promises';
 import { browser, open } from './browser.mjs';
+import * as checks from './check.mjs';
 
 const [, , url, key, pid] = process.argv;
 const ITALY = 'What is the capital of Italy?', ROME = 'The capital of Italy is Rome.';
 const LONG = { temperature: '100', top_p: '1', seed: '8', max_tokens: '1500' }; // noise that does not end by itself
-let failed = 0, expected = [];
+let expected = [];
 
-async function check(name, fn) {
-    try {
-        await fn();
-        console.log(`ok ${name}`);
-    } catch (e) {
-        failed++;
-        console.log(`not ok ${name}: ${e?.stack ?? e}`);
-        await page.screenshot({ path: `fault-${failed}.png` }).catch(() => {});
-    }
-}
+const check = (name, fn) => checks.check(name, fn, (n) => page.screenshot({ path: `fault-${n}.png` }).catch(() => {}));
 async function until(what, fn, seconds = 60) {
     for (const end = Date.now() + 1000 * seconds; Date.now() < end;) {
         if (await fn())
@@ -351,4 +343,4 @@ await check('nothing went wrong in the console, and nothing was asked for elsewh
     assert.deepEqual(faults.filter((f) => !expected.some((p) => p.test(f))), []);
 });
 await b.close();
-process.exit(failed ? 1 : 0);
+checks.leave();
