@@ -507,6 +507,8 @@ static int text_prompt(struct k3_http_req *q, const struct k3_json *o, struct k3
     (void)j;
     if (v && v->type == K3_JSON_ARRAY && v->n == 1 && v->child->type != K3_JSON_NUMBER)
         v = v->child;
+    else if (v && v->type == K3_JSON_ARRAY && v->n > 1 && v->child->type != K3_JSON_NUMBER)
+        return k3_http_field_refused(q, "prompt", "a single one; this server answers one prompt a request");
     if (!v || (v->type != K3_JSON_STRING && v->type != K3_JSON_ARRAY))
         return k3_http_field_refused(q, "prompt", want);
     if (v->type == K3_JSON_ARRAY)

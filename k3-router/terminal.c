@@ -52,6 +52,8 @@ static int remember(struct k3_terminal *t, struct k3_text user, const struct k3_
 
 int k3_terminal_converse(struct k3_terminal *t, const char *text, size_t len_bytes, struct k3_err *err)
 {
+    /* A terminal that is lost is no wish to stop: the journal stays as one that --resume goes on with. */
+    static const struct k3_exchange_watch watch = { .leave = k3_edit_leaves };
     struct k3_exchange x = { .r = t->r, .ask = K3_ASK_INIT };
     struct k3_err failed = K3_ERR_INIT;
     struct k3_text user = { text, len_bytes };
@@ -65,6 +67,7 @@ int k3_terminal_converse(struct k3_terminal *t, const char *text, size_t len_byt
         rc = k3_exchange_new(&x, t->r, &p, &failed);
     if (rc == 0) {
         x.live = x.thinking_live = x.stops_at_interrupt = true;
+        x.watch = &watch;
         x.progress = k3_progress_open(PROGRESS_DELAY_MS);
         rc = k3_exchange_run(&x, &failed);
         k3_progress_close(x.progress);

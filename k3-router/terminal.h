@@ -24,6 +24,8 @@ int k3_edit_open(struct k3_edit *e, const char *state_dir, struct k3_err *err);
 /* Appends the next message to out: a line, or several (a paste, lines that end in a backslash, a block between \"\"\").  1; 0: leave
  * (Ctrl-D, Ctrl-C twice, SIGTERM, SIGHUP); -ENOMEM. */
 int k3_edit_read(struct k3_edit *e, struct k3_buf *out);
+/* SIGTERM or SIGHUP has come: nobody sees an answer that is coming. */
+bool k3_edit_leaves(void *arg);
 /* Adds a message to the history. */
 void k3_edit_remember(struct k3_edit *e, const char *text, size_t len_bytes);
 void k3_edit_close(struct k3_edit *e);

@@ -28,10 +28,15 @@ static void on_signal(int sig)
         resized = 1;
     } else if (sig == SIGCONT) {
         continued = 1;
-    } else { /* SIGTERM, SIGHUP: an answer that is coming stops, too */
+    } else { /* SIGTERM, SIGHUP */
         leaves = 1;
-        k3_router_interrupts = k3_router_interrupts + 1;
     }
+}
+
+bool k3_edit_leaves(void *arg)
+{
+    (void)arg;
+    return leaves;
 }
 
 /* ---- characters ---- */

@@ -197,7 +197,7 @@ static void put_tokens(const struct watch *w, FILE *f, const struct k3_ctl_summa
     fprintf(f, BOLD "tokens  %8.2f /s" PLAIN "  %.0f in all   passes %.2f /s, %s each   rows %.0f\n",
             seconds > 0 ? (double)s->tokens / seconds : 0, value(w, "k3-computed", "tokens_generated"),
             seconds > 0 ? (double)s->passes / seconds : 0,
-            k3_ctl_ns(pass, s->passes ? (double)s->pass_ns / (double)s->passes : 0), value(w, "k3-computed", "pass_rows"));
+            s->passes ? k3_ctl_ns(pass, (double)s->pass_ns / (double)s->passes) : "-", value(w, "k3-computed", "pass_rows"));
     fprintf(f, "answers %.0f running, %.0f queued, %.0f positions held\n", value(w, "k3-computed", "sequences_running"),
             value(w, "k3-computed", "sequences_queued"), value(w, "k3-computed", "positions"));
 }

@@ -109,7 +109,8 @@ struct k3_fetch_web {
     double stall_s, delay_s;
     uint32_t retries;
     _Atomic bool stop;          /* a signal came, or a worker failed for all */
-    _Atomic uint64_t new_bytes; /* for the progress: bytes that count now and did not at the start */
+    _Atomic uint64_t new_bytes;   /* for the progress: bytes that count now and did not at the start */
+    _Atomic uint64_t aside_bytes; /* of files that counted at the start and were wrong */
 };
 enum k3_fetch_outcome {
     K3_FETCH_OK,

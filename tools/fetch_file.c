@@ -348,6 +348,7 @@ static enum k3_fetch_outcome there_already(struct part *t, struct k3_err *err)
         if (rc == 1)
             return K3_FETCH_OK;
         atomic_fetch_sub(&t->web->new_bytes, t->f->said.size_bytes);
+        atomic_fetch_add(&t->web->aside_bytes, t->f->said.size_bytes);
     }
     snprintf(wrong, sizeof(wrong), "%s.wrong", t->f->name);
     fprintf(stderr, "k3-fetch: %s has %s than the hub announces: now %s, and fetched again\n", t->f->name,

@@ -452,6 +452,7 @@ static int fetch(struct run *r, struct k3_err *err)
     if (rc < 0)
         return rc;
     atomic_store(&r->web.new_bytes, 0);
+    atomic_store(&r->web.aside_bytes, 0);
     k3_progress_begin(&p, "k3-fetch", "fetched", r->all_bytes, r->there_bytes);
     rc = all_files(r, fetch_one, &p, err);
     k3_progress_end(&p);
@@ -465,7 +466,7 @@ static int fetch(struct run *r, struct k3_err *err)
         note_absent(r);
         printf("%s: %zu files of %s, revision %s, are complete and as announced (%s, %s of them fetched now)\n", r->place.dir,
                r->n_right, r->web.repo, r->web.revision, k3_size_text(a, r->all_bytes),
-               k3_size_text(b, r->all_bytes - r->there_bytes));
+               k3_size_text(b, r->all_bytes - r->there_bytes + atomic_load(&r->web.aside_bytes)));
         printf("their sums: " K3_FETCH_SUMS ", for sha256sum -c; \"k3ctl verify --model %s --make\" makes those that the daemons check\n",
                r->place.dir);
     }

@@ -202,8 +202,9 @@ fails() { # fails STATUS PATTERN FETCH-ARGUMENT...: one clear line
     grep -q "$f has another sum" "$TMP/err"
     grep -q '1 files are wrong and 1 missing' "$TMP/err"
     [ ! -e "$OUT/config.json" ]
-    fetch x/good 2>"$TMP/err"
+    fetch x/good >"$TMP/out.txt" 2>"$TMP/err"
     grep -q "now $f.wrong" "$TMP/err"
+    grep -qF '1.2 MB of them fetched now' "$TMP/out.txt"
     rm "$OUT/$f.wrong"
     complete
     rm "$OUT/config.json"

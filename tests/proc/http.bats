@@ -183,6 +183,7 @@ ITALY="The capital of Italy is Rome."
         row 400 contents /tokenize '{"content":"x","contents":"y"}'
     } >"$BATS_TEST_TMPDIR/rows"
     /usr/bin/python3 "$ROOT/tests/proc/http_client.py" "$URL" refused <"$BATS_TEST_TMPDIR/rows"
+    ask $c '{"prompt":["a","b"]}' | jq -r .error.message | grep -q 'one prompt a request'
     refused 400 null $c "$(printf '{"prompt":"\xff"}')"
     ask $c '{"prompt":"x",}' | jq -e '.error.message | test("byte 14")'
     # two million commas would be more nodes than a prompt can need

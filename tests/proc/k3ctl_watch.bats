@@ -127,6 +127,7 @@ restored() {
         [ "$(grep -c '^k3 "' "$OUT")" -ge 2 ]
         [ "$(grep -c '^k3-computed +ready' -E "$OUT")" -ge 2 ]
         [ "$(awk 'length > 80' "$OUT" | wc -l)" -eq 0 ]
+        grep -q 'passes 0\.00 /s, - each' "$OUT"
         [ -z "$(grep $'\e' "$OUT")" ]
         refute grep -q 'q leaves' "$OUT"
     done

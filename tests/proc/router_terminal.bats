@@ -248,6 +248,34 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
     [ "$(router --state-dir "$STATE" <<<"What is the capital of France?")" = "The capital of France is Paris." ]
 }
 
+@test "an answer whose terminal is lost, or whose router is told to end, is gone on with by --resume" {
+    local sig n=0 id
+    for sig in HUP TERM; do
+        open --raw --temperature 100 --top-p 1 --seed 8 --max-tokens 300
+        trunkd=$(pid_of k3-trunkd)
+        kill -STOP "$trunkd" # the answer cannot come to its end before the signal
+        type "Tell me"
+        shows 'waiting for trunk' || {
+            kill -CONT "$trunkd"
+            return 1
+        }
+        if [ $sig = HUP ]; then
+            t kill-server
+        else
+            kill -TERM "$(pgrep -P "$(t display-message -p '#{pane_pid}')" -f "k3-router --instance $INSTANCE")"
+            shows 'go on with' || n=1
+        fi
+        kill -CONT "$trunkd"
+        [ $n = 0 ]
+        id=$(basename "$(ls -t "$STATE"/*.journal | head -1)" .journal)
+        refute grep -q '^end' "$STATE/$id.journal"
+        timeout $((60 * SLOW)) "$K3_BIN/k3-router" --instance "$INSTANCE" --state-dir "$STATE" --resume "$id" >"$BATS_TEST_TMPDIR/$sig"
+        [ "$(router --state-dir "$STATE" --resume "$id" --json | jq .usage.completion_tokens)" = 300 ]
+        t kill-server 2>/dev/null || true
+    done
+    cmp "$BATS_TEST_TMPDIR/HUP" "$BATS_TEST_TMPDIR/TERM"
+}
+
 @test "control characters of an answer do not reach the terminal" {
     command -v script >/dev/null || skip "script is not installed"
     ask="printf 'Tell me' | $K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE --raw --temperature 100 --top-p 1 --seed 8 2>/dev/null" # without the progress line

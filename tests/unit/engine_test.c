@@ -460,7 +460,8 @@ static void polls_wait_for_news(void **state)
         assert_int_equal(cJSON_GetObjectItem(reply, "next")->valueint, from);
         cJSON_Delete(reply);
     }
-    assert_true(over && n_tokens == 16 && n_progress > 16);
+    assert_true(over && n_tokens == 16);
+    assert_true(n_progress > 0); /* a busy machine lets this thread look seldom */
     k3_engine_wait_fetched(ew.e, 10000000000ull); /* its end has just been taken: returns at once */
     start = k3_now_ns(); /* an ended one never makes a poll wait */
     reply = cJSON_CreateObject();
