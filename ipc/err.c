@@ -11,9 +11,11 @@ static int fill(struct k3_err *err, int code, int exit_status, const char *fmt, 
         err->code = code;
         err->exit_status = exit_status;
         vsnprintf(err->text, sizeof(err->text), fmt, ap);
-        for (char *p = err->text; *p; p++)
-            if ((unsigned char)*p < 0x20)
+        for (unsigned char *p = (unsigned char *)err->text; *p; p++) /* a terminal obeys them */
+            if (*p < 0x20 || *p == 0x7f)
                 *p = '?';
+            else if (*p == 0xc2 && p[1] >= 0x80 && p[1] < 0xa0)
+                p[0] = p[1] = '?';
     }
     return code;
 }

@@ -300,7 +300,8 @@ int k3_exchange_run(struct k3_exchange *x, struct k3_err *err)
     struct k3_ask_hooks hooks = { .arg = x, .token = on_token, .notice = on_notice, .interrupted = interrupted,
                                   .logits = o->logits ? on_logits : NULL,
                                   .progress = x->progress || x->watch ? on_progress : NULL, .leave = leave };
-    struct k3_ask_peer peer = { x->r->rundir, x->r->instance, o->wait_s, o->model, o->state_dir, x->expects_peer };
+    struct k3_ask_peer peer = { x->r->rundir, x->r->instance, o->wait_s, o->model, o->state_dir, x->expects_peer,
+                                x->r->model_digest };
     int rc, flush;
 
     x->stdout_tty = isatty(STDOUT_FILENO);

@@ -26,7 +26,7 @@
 struct job {
     struct job *next;
     struct k3_line line;
-    bool taken, done;
+    bool taken, done, unwritten; /* unwritten: --out could not take it */
     struct k3_buf out; /* the object with its line end; empty: nothing to write */
     struct k3_err err;
 };
@@ -192,8 +192,10 @@ static void write_line(struct lines *l, struct job *j, const struct k3_exchange 
     rc = k3_lines_out_write(l->file, j->out.bytes, j->out.len_bytes, &err);
     if (rc < 0 && !l->failed.code)
         l->failed = err;
-    if (rc < 0)
+    if (rc < 0) {
         atomic_store(&l->stop, true);
+        j->unwritten = true;
+    }
     pthread_mutex_unlock(&l->lock);
     if (rc == 0 && x->ask.journal.path[0])
         unlink(x->ask.journal.path);
@@ -272,7 +274,7 @@ static void note_failure(struct lines *l, uint64_t index, const struct k3_err *e
 static void settle(struct lines *l, struct job *j)
 {
     note_failure(l, j->line.index, &j->err);
-    if (l->file && !j->out.len_bytes)
+    if (l->file && (!j->out.len_bytes || j->unwritten))
         l->n_left++;
     else
         l->n_answered++;
@@ -368,17 +370,25 @@ static int enqueue(struct lines *l, struct k3_line *line, struct k3_err *err)
     return 0;
 }
 
+/* In *d what the file has of the line, or NULL.  Negative: the file is of another input. */
+static int find(struct lines *l, const struct k3_line *line, const struct k3_lines_done **d, struct k3_err *err)
+{
+    *d = l->file ? k3_lines_out_find(l->file, line->index) : NULL;
+    if (*d && (*d)->crc != line->crc)
+        return k3_refuse(err, -EINVAL, "--out %s: its answer to line %llu is of another text than that line of stdin; name another "
+                         "file", l->file->path, (unsigned long long)line->index + 1);
+    return 0;
+}
+
 /* 1: the line is answered in the file; 0: it is not; negative: the file is of another input. */
 static int answered(struct lines *l, const struct k3_line *line, struct k3_err *err)
 {
-    const struct k3_lines_done *d = l->file ? k3_lines_out_find(l->file, line->index) : NULL;
+    const struct k3_lines_done *d;
     struct k3_err was = K3_ERR_INIT;
+    int rc = find(l, line, &d, err);
 
-    if (!d)
-        return 0;
-    if (d->crc != line->crc)
-        return k3_refuse(err, -EINVAL, "--out %s: its answer to line %llu is of another text than that line of stdin; name another "
-                         "file", l->file->path, (unsigned long long)line->index + 1);
+    if (!d || rc < 0)
+        return rc;
     pthread_mutex_lock(&l->lock);
     l->n_before++;
     if (d->code) {
@@ -389,6 +399,30 @@ static int answered(struct lines *l, const struct k3_line *line, struct k3_err *
     }
     pthread_mutex_unlock(&l->lock);
     return 1;
+}
+
+/* Where stdin can be read twice, the file is known to be of this input before anything gets into it. */
+static int check_input(struct lines *l, struct k3_err *err)
+{
+    off_t begin = lseek(STDIN_FILENO, 0, SEEK_CUR);
+    struct k3_line_reader *in;
+    const struct k3_lines_done *d;
+    struct k3_line line;
+    int rc = 1;
+
+    if (!l->total || l->file->n_done == 0 || begin < 0)
+        return 0;
+    in = calloc(1, sizeof(*in));
+    if (!in)
+        return k3_fail(err, -ENOMEM, "stdin: no memory");
+    *in = (struct k3_line_reader){ .fd = STDIN_FILENO, .name = "stdin", .stop = stop_reading, .arg = l };
+    while (rc > 0 && (rc = k3_line_next(in, &line, err)) > 0)
+        if (find(l, &line, &d, err) < 0)
+            rc = err->code;
+    free(in);
+    if (lseek(STDIN_FILENO, begin, SEEK_SET) < 0 && rc == 0)
+        rc = k3_fail(err, -errno, "stdin: %s", strerror(errno));
+    return rc;
 }
 
 static int read_lines(struct lines *l, struct k3_err *err)
@@ -480,6 +514,8 @@ int k3_router_lines(struct k3_router *r, struct k3_err *err)
     k3_router_catch_interrupts();
     if (l.file)
         k3_router_catch(SIGTERM); /* in order: k3-computed forgets what nobody waits for */
+    if (rc == 0 && l.file)
+        rc = check_input(&l, err);
     if (rc == 0)
         rc = run(&l, err);
     k3_lines_out_close(&file);

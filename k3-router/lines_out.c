@@ -11,6 +11,7 @@
 
 #define LINE_BYTES_MAX (1u << 30)
 #define HEAD "{\"index\":"
+#define NEXT ",\"crc\":\""
 
 static bool get_u64(const struct k3_json *o, const char *key, uint64_t max, uint64_t *out)
 {
@@ -49,11 +50,17 @@ bool k3_lines_out_parse(struct k3_lines_done *done, const char *text, size_t len
 /* What a write that was cut short leaves: the beginning of a line of ours, or zeros where blocks never reached the disk. */
 static bool torn(const struct k3_line *line)
 {
-    size_t n = line->text.len_bytes < strlen(HEAD) ? line->text.len_bytes : strlen(HEAD);
+    const char *text = line->text.bytes, *zero = memchr(text, 0, line->text.len_bytes);
+    size_t len = zero ? (size_t)(zero - text) : line->text.len_bytes, at;
 
-    if (line->ended && !memchr(line->text.bytes, 0, line->text.len_bytes))
+    if (line->ended && !zero)
         return false;
-    return memcmp(line->text.bytes, HEAD, n) == 0 || line->text.bytes[0] == 0;
+    if (len <= strlen(HEAD))
+        return memcmp(text, HEAD, len) == 0;
+    for (at = strlen(HEAD); at < len && text[at] >= '0' && text[at] <= '9';)
+        at++;
+    len -= at;
+    return memcmp(text, HEAD, strlen(HEAD)) == 0 && memcmp(text + at, NEXT, len < strlen(NEXT) ? len : strlen(NEXT)) == 0;
 }
 
 static int add(struct k3_lines_out *o, size_t *cap, const struct k3_lines_done *d)

@@ -341,6 +341,12 @@ static int other_model(const struct run *r, const struct k3_ask_model *now, stru
     return rc;
 }
 
+/* The digest of the only model for which the ids mean something; "" when it is not known. */
+static const char *expected(const struct run *r)
+{
+    return r->a->model.digest[0] || !r->peer->digest ? r->a->model.digest : r->peer->digest;
+}
+
 /* A reply to submit names the model: the first one decides. */
 static int check_model(struct run *r, const cJSON *reply, struct k3_err *err)
 {
@@ -351,6 +357,9 @@ static int check_model(struct run *r, const cJSON *reply, struct k3_err *err)
         return is_ok(reply) ? k3_fail(err, -EPROTO, "k3-computed: a reply to submit without model_digest and model") : 0;
     if (a->model.digest[0])
         return strcmp(a->model.digest, now.digest) == 0 ? 0 : other_model(r, &now, err);
+    if (expected(r)[0] && strcmp(expected(r), now.digest) != 0)
+        return k3_refuse(err, -ESTALE, "k3-computed of instance \"%s\" runs another model by now, %s; start k3-router again",
+                         r->peer->instance, now.path);
     if (!is_ok(reply))
         return 0;
     if (a->generated.n)
@@ -371,8 +380,8 @@ static int submit(struct run *r, bool *due, struct k3_err *err)
     if (a->generated.n && !add_ids(a->submit, "generated_ids", a->generated.id, a->generated.n))
         return k3_fail(err, -ENOMEM, "request: no memory for %zu ids", a->generated.n);
     cJSON_DeleteItemFromObjectCaseSensitive(a->submit, "model_digest");
-    if (a->model.digest[0])
-        cJSON_AddStringToObject(a->submit, "model_digest", a->model.digest);
+    if (expected(r)[0])
+        cJSON_AddStringToObject(a->submit, "model_digest", expected(r));
     if (a->has_logits)
         cJSON_ReplaceItemInObjectCaseSensitive(a->submit, "logits", cJSON_CreateFalse());
     rc = call(r, a->submit, SUBMIT_MS, &reply, err);

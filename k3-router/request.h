@@ -84,8 +84,8 @@ struct k3_ask_hooks {
     bool (*leave)(void *arg);                                          /* true: give up for now; may be NULL */
 };
 /* model, state_dir: what the person has named, for the hints; NULL: nothing.  seen: k3-computed was there a while ago, so one
- * that is not there now is waited for. */
-struct k3_ask_peer { const char *rundir, *instance; unsigned wait_s; const char *model, *state_dir; bool seen; };
+ * that is not there now is waited for.  digest: of the model whose ids a new request has; NULL or "": not known. */
+struct k3_ask_peer { const char *rundir, *instance; unsigned wait_s; const char *model, *state_dir; bool seen; const char *digest; };
 
 /* Gives tokens that the journal already holds to the hook, then runs the request to its end; returns at once when it has
  * ended before.  Exit 3 and how to start the family when nobody is there.  After a negative return the journal is whole

@@ -45,6 +45,7 @@ struct k3_router {
     struct k3_router_opts opt;
     char instance[64];
     char rundir[512], model_dir[1024], state_dir[1000];
+    char model_digest[65];         /* of the model that k3-computed named; "" = --model or a journal did */
     uint64_t ctx;                  /* of k3-computed; 0 = it does not say */
     uint32_t sequences;            /* the same */
     struct k3_tokenizer *t;        /* NULL: none needed and none there */

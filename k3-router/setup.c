@@ -158,19 +158,23 @@ static int read_generation(struct k3_router *r, struct k3_err *err)
     return rc;
 }
 
-/* What k3-computed says of itself.  Nobody there is no error yet: the submit will say it, with what to do. */
+/* What k3-computed says of itself.  Nobody there is no error yet: with --model the submit will say it, with what to do. */
 static int ask_info(struct k3_router *r)
 {
     struct k3_client *c = NULL;
     cJSON *request = cJSON_CreateObject(), *reply = NULL;
-    const cJSON *v;
+    const cJSON *v, *digest;
 
     cJSON_AddStringToObject(request, "cmd", "info");
     if (k3_client_open(&c, r->rundir, "k3-computed.ctl", NULL) == 0 &&
         k3_client_call(c, request, INFO_MS, &reply, NULL) == 0) {
         v = cJSON_GetObjectItemCaseSensitive(reply, "model");
-        if (cJSON_IsString(v) && !r->model_dir[0])
+        digest = cJSON_GetObjectItemCaseSensitive(reply, "model_digest");
+        if (cJSON_IsString(v) && !r->model_dir[0]) {
             snprintf(r->model_dir, sizeof(r->model_dir), "%s", v->valuestring);
+            if (cJSON_IsString(digest))
+                snprintf(r->model_digest, sizeof(r->model_digest), "%s", digest->valuestring);
+        }
         v = cJSON_GetObjectItemCaseSensitive(reply, "ctx");
         if (cJSON_IsNumber(v) && v->valuedouble >= 1 && v->valuedouble <= 1e9)
             r->ctx = (uint64_t)v->valuedouble;
@@ -182,28 +186,6 @@ static int ask_info(struct k3_router *r)
     cJSON_Delete(request);
     k3_client_close(c);
     return 0;
-}
-
-/* The demo model beside the program: in the source tree, or installed. */
-static void demo_model(struct k3_router *r)
-{
-    static const char *const beside[] = { "../run/demo-model", "../share/k3/run/demo-model" };
-    char exe[700], path[900];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
-    char *slash;
-
-    exe[n < 0 ? 0 : n] = 0;
-    slash = strrchr(exe, '/');
-    if (!slash)
-        return;
-    *slash = 0;
-    for (size_t i = 0; i < 2; i++) {
-        snprintf(path, sizeof(path), "%s/%s", exe, beside[i]);
-        if (access(path, F_OK) == 0) {
-            snprintf(r->model_dir, sizeof(r->model_dir), "%s", path);
-            return;
-        }
-    }
 }
 
 int k3_router_open_model(struct k3_router *r, struct k3_err *err)
@@ -309,13 +291,9 @@ int k3_router_open(struct k3_router *r, struct k3_err *err)
     if (o->model)
         snprintf(r->model_dir, sizeof(r->model_dir), "%s", o->model);
     ask_info(r);
-    if (!r->model_dir[0] && o->http) /* a guess would be served for days */
-        return k3_no_peer(err, -ECONNREFUSED, "k3-computed of instance \"%s\" does not say which model it runs; start it first, or "
-                          "name the model: --model DIR", r->instance);
-    if (!r->model_dir[0])
-        demo_model(r);
-    if (!r->model_dir[0])
-        return k3_refuse(err, -ENOENT, "no model directory for the tokenizer; name it with --model DIR");
+    if (!r->model_dir[0]) /* one that comes up in a moment would be sent ids of whatever was guessed */
+        return k3_no_peer(err, -ECONNREFUSED, "k3-computed of instance \"%s\" is not there to say which model it runs; start it "
+                          "with: run/k3-run up --instance %s, or name the model: --model DIR", r->instance, r->instance);
     return k3_router_open_model(r, err);
 }
 

@@ -19,6 +19,8 @@ struct k3_edit {
     const char *prompt;
     bool interrupted;      /* the line being read ended with Ctrl-C */
     bool pastes;           /* it is no dumb terminal: it is asked to mark what is pasted */
+    struct k3_utf8_stream typed; /* a character that is not whole yet */
+    wchar_t ahead;         /* what came with the one before it; 0: nothing */
 };
 int k3_edit_open(struct k3_edit *e, const char *state_dir, struct k3_err *err);
 /* Appends the next message to out: a line, or several (a paste, lines that end in a backslash, a block between \"\"\").  1; 0: leave

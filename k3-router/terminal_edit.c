@@ -82,28 +82,36 @@ static void redraw(struct k3_edit *e)
 static int get_wide(EditLine *el, wchar_t *out)
 {
     struct k3_edit *e = NULL;
-    struct k3_utf8_stream s = { { 0 }, 0, 0, 0, 0 };
     struct k3_buf b = { 0 };
+    size_t n_first;
 
     el_get(el, EL_CLIENTDATA, &e);
+    *out = e->ahead;
+    e->ahead = 0;
+    if (*out)
+        return 1;
     while (b.len_bytes == 0) {
         char c;
         ssize_t n;
         redraw(e);
         if (k3_router_interrupts || leaves) {
             e->interrupted = !leaves;
+            e->typed = (struct k3_utf8_stream){ .n = 0 };
             k3_buf_free(&b);
             return 0;
         }
         n = read(STDIN_FILENO, &c, 1);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n <= 0 || k3_utf8_feed(&s, &c, 1, &b) < 0) {
+        if (n <= 0 || k3_utf8_feed(&e->typed, &c, 1, &b) < 0) {
             k3_buf_free(&b);
             return 0;
         }
     }
     *out = (wchar_t)k3_utf8_at((const uint8_t *)b.bytes);
+    n_first = k3_utf8_len((uint8_t)b.bytes[0]);
+    if (n_first < b.len_bytes) /* U+FFFD for bytes that are no character, and the one that showed it: an Enter, say */
+        e->ahead = (wchar_t)k3_utf8_at((const uint8_t *)b.bytes + n_first);
     k3_buf_free(&b);
     return 1;
 }

@@ -290,7 +290,7 @@ int k3_ctl_stats(const struct k3_ctl_opt *o, struct k3_err *err)
         k3_ctl_look_free(&before);
         before = now;
         now.n = 0;
-        if (rc < 0 || o->watch_s <= 0 || interrupted || fflush(stdout) != 0)
+        if (rc < 0 || o->watch_s <= 0 || interrupted || fflush(stdout) != 0 || ferror(stdout))
             break;
         nanosleep(&(struct timespec){ (time_t)o->watch_s,
                                       (long)((o->watch_s - (double)(time_t)o->watch_s) * 1e9) },

@@ -30,6 +30,7 @@
 #define K3_FETCH_NAME_BYTES 128 /* with its final 0; suffixes of ours are added to it */
 #define K3_FETCH_ETAG_BYTES 256
 #define K3_FETCH_MAX_FILES 4096
+#define K3_FETCH_INDEX_MAX (1u << 30) /* bytes of an index: that of the released model has 60 MB */
 
 enum k3_fetch_sum { K3_FETCH_NO_SUM, K3_FETCH_GIT_SHA1, K3_FETCH_SHA256 };
 /* What a hub announces of a file. */

@@ -293,6 +293,9 @@ static int list_files(struct run *r, struct k3_fetch_conn *c, struct k3_err *err
 
     if (rc == 0)
         rc = ask(r, c, &l->f[0], commit, err);
+    if (rc == 0 && l->f[0].said.size_bytes > K3_FETCH_INDEX_MAX) /* it comes before room is looked for, with --list into memory */
+        rc = k3_untrusted(err, -EFBIG, "the hub announces " K3_FETCH_INDEX " with %" PRIu64 " bytes; it may have %u",
+                          l->f[0].said.size_bytes, K3_FETCH_INDEX_MAX);
     if (rc < 0)
         return rc;
     /* A branch may move on while files come in: all are to be of one commit. */
@@ -405,6 +408,8 @@ static int read_token(struct run *r, struct k3_err *err)
         token[n < 0 ? 0 : n] = 0;
         token[strcspn(token, "\r\n")] = 0;
     }
+    if (strlen(o->token_file || !o->env_token ? token : o->env_token) >= sizeof(r->web.token) - 1)
+        return k3_refuse(err, -EINVAL, "the token is too long: %zu bytes at most", sizeof(r->web.token) - 2);
     for (const char *c = token; *c; c++)
         if (*c <= 0x20 || *c >= 0x7f)
             return k3_refuse(err, -EINVAL, "the token has blanks or other characters that none has");

@@ -70,6 +70,8 @@ int main(int argc, char **argv)
         catch_signals();
         rc = k3_fetch_run(&o, &err);
     }
+    if ((fflush(stdout) != 0 || ferror(stdout)) && rc >= 0)
+        rc = k3_fail(&err, -EIO, "stdout cannot be written");
     if (rc < 0)
         fprintf(stderr, "k3-fetch: %s\n", err.text);
     return k3_exit_status(rc, &err);

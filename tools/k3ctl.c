@@ -151,7 +151,9 @@ int main(int argc, char **argv)
         rc = c->run(&o, &err);
     if (rc < 0)
         fprintf(stderr, "k3ctl: %s\n", err.text);
-    if (fflush(stdout) != 0 && rc >= 0)
+    if ((fflush(stdout) != 0 || ferror(stdout)) && rc >= 0) {
+        fprintf(stderr, "k3ctl: stdout cannot be written\n");
         return K3_EXIT_FAILED;
+    }
     return k3_exit_status(rc, &err);
 }

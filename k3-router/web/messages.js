@@ -111,8 +111,11 @@ function append(node, text) {
         node.textContent = text;
 }
 
+/* Numbers may come out of the storage, where anything may have been put. */
+const count = (v) => (Number.isFinite(v) ? v : 0);
+
 function thoughtFor(m) {
-    const n = m.usage?.completion_tokens_details?.reasoning_tokens;
+    const n = count(m.usage?.completion_tokens_details?.reasoning_tokens);
     return n ? `Thinking, ${n} tokens` : "Thinking";
 }
 
@@ -129,9 +132,9 @@ function usageText(m) {
     const u = m.usage;
     if (!u)
         return "";
-    const cached = u.prompt_tokens_details?.cached_tokens ?? 0;
-    const out = [`${u.prompt_tokens} prompt tokens, ${cached} of them cached`, `${u.completion_tokens} answer tokens`];
-    const rate = m.timings?.predicted_per_second;
+    const out = [`${count(u.prompt_tokens)} prompt tokens, ${count(u.prompt_tokens_details?.cached_tokens)} of them cached`,
+                 `${count(u.completion_tokens)} answer tokens`];
+    const rate = count(m.timings?.predicted_per_second);
     if (rate > 0)
         out.push(`${rate >= 10 ? rate.toFixed(0) : rate >= 0.1 ? rate.toFixed(1) : rate.toPrecision(2)} tokens/s`);
     return out.join(" · ");

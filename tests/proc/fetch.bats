@@ -249,6 +249,12 @@ fails() { # fails STATUS PATTERN FETCH-ARGUMENT...: one clear line
     fails 2 'exclude each other' x/good --list --verify
     fails 1 'Could not resolve\|no-such-host' x/leap --retries 1
     fails 4 'the hub announces no sum' x/nosum
+    refute fetch x/good --list 2>"$TMP/err" >/dev/full
+    grep -q 'stdout cannot be written' "$TMP/err"
+    fails 4 'it may have 1073741824' x/hugeindex --list
+    head -c 600 /dev/zero | tr '\0' a >"$TMP/token"
+    chmod 600 "$TMP/token"
+    fails 2 'the token is too long' x/good --token-file "$TMP/token"
     fetch x/nosum --unsummed
     complete
 }

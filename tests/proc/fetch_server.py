@@ -15,6 +15,7 @@ What goes wrong is said by the name of the repository:
   x/shorter   the first body of each file is shorter than announced, and says so
   x/nosum     no ETag and no X-Linked-ETag
   x/names     the index names ../evil
+  x/hugeindex the index is announced with 2^40 bytes
   x/gone      no shard 2
   x/secret    403 without a token
   x/leap      the hub redirects to http of a host that is not there
@@ -112,6 +113,8 @@ class Handler(BaseHTTPRequestHandler):
             size = kimi_size(int(name[6:11])) + (os.path.exists(os.path.join(os.path.dirname(log_path), "KIMI_WRONG")) and name[6:11] == "00050")
             return self.reply(302, [("X-Linked-Size", str(size)), ("X-Linked-ETag", '"%s"' % ("ab" * 32)), ("Location", "http://localhost/none")])
         body = content(repo, name)
+        if repo == "x/hugeindex":
+            return self.reply(302, [("X-Linked-Size", str(1 << 40)), ("X-Linked-ETag", '"%s"' % ("ab" * 32)), ("Location", "/cache/none")])
         if repo == "x/secret" and self.headers.get("Authorization") != "Bearer t0ken":
             return self.reply(403, [])
         if body is None:

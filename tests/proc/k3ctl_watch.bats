@@ -133,6 +133,11 @@ restored() {
     done
     run ctl stats --watch 0
     [ "$status" -eq 2 ]
+    for how in "" --json --prometheus "--watch 0.1" "--watch 0.1 --json"; do
+        run bash -c "'$K3_BIN/k3ctl' --instance '$INSTANCE' stats $how >/dev/full"
+        [ "$status" -eq 1 ]
+        [ "$output" = "k3ctl: stdout cannot be written" ]
+    done
     run "$K3_BIN/k3ctl" --instance "$INSTANCE-none" stats --watch
     [ "$status" -eq 3 ]
 }

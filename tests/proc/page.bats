@@ -105,6 +105,6 @@ head_of() { # head_of PATH [CURL OPTION...]: status line and headers, in lower c
     run timeout $((300 * SLOW)) node page.mjs "$URL" "$KEY" "$SERVER"
     echo "$output"
     [ "$status" -eq 0 ]
-    [ "$(grep -c '^ok ' <<<"$output")" -eq 15 ]
+    [ "$(grep -c '^ok ' <<<"$output")" -eq 16 ]
     ! kill -0 "$SERVER" 2>/dev/null || server_says event=stopped 10
 }

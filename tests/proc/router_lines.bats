@@ -141,6 +141,37 @@ same() { # the file has each answer once, and they are those of the undisturbed 
     [ "$status" -eq 2 ]
 }
 
+@test "a file of another input is known before anything is asked" {
+    { seq 500; echo last; } | sed '1,500s/.*//' >"$OUT.in" # empty lines are answered at once
+    ask --lines --out "$OUT" --max-tokens 1 <"$OUT.in" || true
+    grep '"index":500,' "$OUT" >"$OUT.one"
+    cp "$OUT.one" "$OUT"
+    sed -i 's/last/another/' "$OUT.in"
+    run ask --lines --out "$OUT" <"$OUT.in"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"its answer to line 501 is of another text"* ]]
+    cmp "$OUT" "$OUT.one"
+}
+
+@test "a full disk: only what is written is counted, and the same command goes on" {
+    need_root
+    mkdir "$OUT.dir"
+    seq 60 >"$OUT.in"
+    mounted tmpfs size=8k "$OUT.dir" bash -c "
+        router() { '$K3_BIN/k3-router' --instance '$INSTANCE' --state-dir '$STATE' --lines --raw --max-tokens 1 --out '$OUT.dir/o' <'$OUT.in'; }
+        router 2>'$OUT.err'
+        echo \$? >'$OUT.status'
+        cp '$OUT.dir/o' '$OUT.first'
+        mount -o remount,size=1m '$OUT.dir'
+        router
+        cp '$OUT.dir/o' '$OUT'" 3>&-
+    cat "$OUT.err"
+    [ "$(cat "$OUT.status")" -eq 1 ]
+    grep -q "^k3-router: $(wc -l <"$OUT.first") lines are answered" "$OUT.err"
+    [ "$(jq -s 'map(.index) | unique | length' "$OUT")" -eq 60 ]
+    [ "$(wc -l <"$OUT")" -eq 60 ]
+}
+
 @test "what a line may be: CRLF, NUL, too long, none, no end at the last" {
     printf 'Hello!\r\nHello!\0\n' >"$OUT.in"
     head -c 67108865 /dev/zero >>"$OUT.in"

@@ -50,6 +50,33 @@ says_both() { # says_both FILE: one line with both models, and how to go on
     router --state-dir "$STATE" --resume "$ID" | cmp - "$BATS_FILE_TMPDIR/whole"
 }
 
+@test "the model is never guessed: exit 3 while nobody says which it is, and another one by now is refused" {
+    mkdir -p -m 700 "$(run_dir "$INSTANCE-n")" # as while it starts
+    run router --instance "$INSTANCE-n" --state-dir "$STATE" --lines <<<"Hello!"
+    rmdir "$(run_dir "$INSTANCE-n")"
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"is not there to say which model it runs"* ]]
+    mkfifo "$BATS_TEST_TMPDIR/in"
+    router --state-dir "$STATE" --lines --raw --max-tokens 1 <"$BATS_TEST_TMPDIR/in" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" &
+    PID=$!
+    exec 5>"$BATS_TEST_TMPDIR/in"
+    echo "Hello!" >&5
+    until [ -s "$BATS_TEST_TMPDIR/out" ]; do sleep 0.05; done
+    down
+    up --ctx 2048 --model "$OTHER" 5>&-
+    echo "Hello!" >&5
+    exec 5>&-
+    status=0
+    wait $PID || status=$?
+    PID=
+    cat "$BATS_TEST_TMPDIR/out"
+    down
+    up --ctx 2048
+    [ "$status" -eq 2 ]
+    [ "$(jq -c '[.finish_reason, .code]' "$BATS_TEST_TMPDIR/out" | tr -d '\n')" = '["length",null]["error",2]' ]
+    [[ "$(tail -1 "$BATS_TEST_TMPDIR/out" | jq -r .error)" == *"runs another model by now, $OTHER"* ]]
+}
+
 @test "--resume goes to the journal's instance; on another one only the same model goes on" {
     begin
     kill -KILL $PID

@@ -161,6 +161,24 @@ type() { prompt && t send-keys -l "$1" && t send-keys Enter; }
     shows 'left with 0'
 }
 
+@test "bytes that are no character take nothing with them" {
+    open --max-tokens 1
+    printf 'caf\351\r' >"$BATS_TEST_TMPDIR/typed"
+    t load-buffer "$BATS_TEST_TMPDIR/typed"
+    t paste-buffer -r
+    shows 'cut off at the token limit'
+    prompt
+    printf 'no \303\342' >"$BATS_TEST_TMPDIR/typed" # what is pasted ends with them, and the paste ends, too
+    t load-buffer "$BATS_TEST_TMPDIR/typed"
+    t paste-buffer -p
+    shows '^> no '
+    t send-keys Enter
+    type /quit
+    shows 'left with 0'
+    [ "$(ls "$STATE"/*.journal | wc -l)" -eq 2 ]
+    [ "$(jq -c . "$STATE/history" | tr -d '\n')" = '"caf�""no ��""/quit"' ]
+}
+
 @test "a conversation is saved whole, never over another one, and loaded again" {
     open --think on
     type "What is the capital of Italy?"

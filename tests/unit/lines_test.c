@@ -198,6 +198,7 @@ static void a_torn_line_is_cut_off(void **state)
 {
     static const char tail[] = ONE;
     static const char zeros[] = "\0\0\0\0\0\0\n";
+    static const char *const others[] = { "{\"index\":7,\"mine\":1}", "{\"index\":\"a\"}", "{\"a\":1}", "[" };
     struct k3_lines_out o, other;
     struct k3_err err = K3_ERR_INIT;
     struct k3_buf b = { 0 };
@@ -219,6 +220,12 @@ static void a_torn_line_is_cut_off(void **state)
         assert_int_equal(k3_lines_out_write(&o, ONE, strlen(ONE), &err), 0);
         k3_lines_out_close(&o);
         assert_file(TWO ONE);
+    }
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) { /* the text of somebody else, without a line end */
+        put_file(others[i], strlen(others[i]));
+        assert_int_equal(k3_lines_out_open(&o, path, &err), -EINVAL);
+        k3_lines_out_close(&o);
+        assert_file(others[i]);
     }
     for (size_t n = 1; n < sizeof(zeros); n++) { /* blocks that never reached the disk */
         b.len_bytes = 0;

@@ -197,6 +197,25 @@ await check('text of the model and of the person stays text', async () => {
     assert.equal(await page.evaluate(() => window.bad), undefined);
 });
 
+await check('what anybody has put into the storage is shown as far as it makes sense', async () => {
+    await page.evaluate(() => {
+        const odd = { id: 'odd', title: {}, created: 'x', updated: 9e15, __proto__x: 1, messages: [
+            { role: 'user', content: 'odd <i>one</i>' },
+            { role: 'assistant', content: 'an answer', state: 'done', usage: { prompt_tokens: {}, completion_tokens: '7', prompt_tokens_details: 5 },
+              timings: { predicted_per_second: '3' } }] };
+        localStorage.setItem('k3.chat.odd', JSON.stringify(odd).replace('__proto__x', '__proto__'));
+        sessionStorage.setItem('k3.current', 'odd');
+    });
+    await page.reload();
+    assert.equal(await last().locator('.markdown').textContent(), 'an answer');
+    assert.equal(await page.locator('.user .body').textContent(), 'odd <i>one</i>');
+    assert.equal(await last().locator('.usage').textContent(), '0 prompt tokens, 0 of them cached · 0 answer tokens');
+    await page.click('#menu summary');
+    await page.click('#delete');
+    await page.click('#ask-ok');
+    await until('it is gone', async () => await page.evaluate(() => localStorage.getItem('k3.chat.odd')) === null);
+});
+
 await check('conversations: renamed, exported, deleted; a full storage is said', async () => {
     await page.click('#menu summary');
     await page.click('#rename');
