@@ -162,20 +162,37 @@ static int list(struct compiler *c, const struct k3_json *array, struct k3_node 
     return rc;
 }
 
-/* One step of a JSON pointer: the member or item that the len bytes at p name. */
+/* One step of a JSON pointer, the len bytes at p, against a key: ~1 is a slash, ~0 a tilde, any other ~ is nothing. */
+static bool step_is(const char *p, size_t len, struct k3_text key)
+{
+    size_t k = 0, i = 0;
+
+    for (; k < len && i < key.len_bytes; k++, i++) {
+        char byte = p[k];
+
+        if (byte == '~') {
+            if (++k == len || (p[k] != '0' && p[k] != '1'))
+                return false;
+            byte = p[k] == '1' ? '/' : '~';
+        }
+        if (byte != key.bytes[i])
+            return false;
+    }
+    return k == len && i == key.len_bytes;
+}
+
+/* The member or item that the step names. */
 static const struct k3_json *child_named(const struct k3_json *v, const char *p, size_t len)
 {
-    char name[256];
-    size_t n = 0, i = 0;
+    char index[24];
+    size_t i = 0;
 
-    for (size_t k = 0; k < len && n < sizeof(name) - 1; k++)
-        name[n++] = p[k] != '~' ? p[k] : k + 1 < len && p[k + 1] == '1' ? (k++, '/') : (k++, '~');
-    name[n] = 0;
     for (const struct k3_json *c = v->child; c; c = c->next, i++) {
-        char index[24];
+        struct k3_text key = c->key;
 
-        snprintf(index, sizeof(index), "%zu", i);
-        if (v->type == K3_JSON_ARRAY ? strcmp(index, name) == 0 : c->key.len_bytes == n && memcmp(c->key.bytes, name, n) == 0)
+        if (v->type == K3_JSON_ARRAY)
+            key = (struct k3_text){ index, (size_t)snprintf(index, sizeof(index), "%zu", i) };
+        if (step_is(p, len, key))
             return c;
     }
     return NULL;

@@ -78,6 +78,8 @@ static int verdict(const struct k3_grammar *g, const char *text, size_t len)
 #define PERSON "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"minLength\":1,\"maxLength\":3},\"age\":{\"type\":[\"integer\",\"null\"]}," \
                "\"tags\":{\"type\":\"array\",\"items\":{\"enum\":[\"a\",\"ab\",\"\\u00e9\\\"\"]},\"minItems\":1,\"maxItems\":2}},\"required\":[\"name\",\"tags\"]," \
                "\"additionalProperties\":false}"
+#define X64 "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+#define LONG X64 X64 X64 X64 /* as a name in a $ref */
 #define LIST "{\"$ref\":\"#/$defs/node\",\"$defs\":{\"node\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},\"next\":{\"anyOf\":[{\"$ref\":" \
              "\"#/$defs/node\"},{\"type\":\"null\"}]}},\"required\":[\"v\",\"next\"],\"additionalProperties\":false}}}"
 #define SHAPES "{\"anyOf\":[{\"type\":\"object\",\"properties\":{\"kind\":{\"const\":\"circle\"},\"r\":{\"type\":\"number\"}},\"required\":[\"kind\",\"r\"]}," \
@@ -151,6 +153,7 @@ static const struct { const char *schema, *text; int verdict; } table[] = {
     { "{\"anyOf\":[{\"type\":\"null\"},{\"$ref\":\"#\"}]}", "null", 1 }, { "{\"type\":\"array\",\"items\":{\"$ref\":\"#\"}}", "[[],[[]]]", 1 },
     { "{\"properties\":{\"a\":{\"$ref\":\"#/properties/b\"},\"b\":{\"type\":\"null\"}}}", "{\"a\":null}", 1 },
     { "{\"$defs\":{\"a/b~c\":{\"type\":\"null\"}},\"$ref\":\"#/$defs/a~1b~0c\"}", "null", 1 },
+    { "{\"$defs\":{\"" LONG "\":{\"type\":\"null\"},\"" LONG "b\":{\"const\":1}},\"$ref\":\"#/$defs/" LONG "b\"}", "1", 1 },
     { "{\"anyOf\":[{\"type\":\"null\"},{\"properties\":{\"a\":{\"$ref\":\"#/anyOf/1\"}},\"required\":[\"a\"]}]}", "{\"a", -1 }, /* it would never end */
 };
 

@@ -53,6 +53,8 @@ static void names_keyword_and_place(void **state)
         { "{\"enum\":[1],\"const\":1}", "\"enum\" at / beside \"const\" is not supported" },
         { "{\"allOf\":[{},{}]}", "\"allOf\" at / is supported with one schema" },
         { "{\"$ref\":\"#/$defs/b\",\"$defs\":{\"a\":{}}}", "\"$ref\" at / names a place that is not in the schema" },
+        { "{\"$ref\":\"#/$defs/a~2\",\"$defs\":{\"a~\":{}}}", "\"$ref\" at / names a place that is not in the schema" },
+        { "{\"$ref\":\"#/$defs/a~\",\"$defs\":{\"a~\":{}}}", "\"$ref\" at / names a place that is not in the schema" },
         { "{\"$ref\":\"other.json\"}", "\"$ref\" at / is not supported in this form" },
         { "{\"$ref\":\"#a\"}", "\"$ref\" at / is not supported in this form" },
         { "{\"$ref\":1}", "\"$ref\" at / is not supported in this form" },
