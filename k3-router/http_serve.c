@@ -9,6 +9,7 @@
 #include "k3-router/http.h"
 
 #define DISCARD_MAX (1u << 20)   /* a refused body that is read to its end, so that the refusal arrives */
+#define COST_PER_BYTE 6u         /* memory to understand a body of text, see prepare_cost */
 #define USER_TIMEOUT_MS 300000u  /* a peer that acknowledges nothing */
 
 struct k3_http_route {
@@ -125,6 +126,12 @@ static bool check_key(struct k3_http_req *q)
     return false;
 }
 
+static void too_costly(struct k3_http_req *q, size_t body_bytes, size_t cost_bytes)
+{
+    k3_http_error(q, 413, NULL, "body_too_large", "to understand this body of %zu bytes may take %zu MiB; there are %zu MiB (half of "
+                  "--http-mb)", body_bytes, cost_bytes >> 20, q->h->half_bytes >> 20);
+}
+
 static bool check_length(struct k3_http_req *q)
 {
     const char *length = header(q, "Content-Length");
@@ -132,6 +139,10 @@ static bool check_length(struct k3_http_req *q)
 
     if (length && k3_parse_u64(length, 0, K3_HTTP_BODY_MAX, &n) == -ERANGE) {
         k3_http_error(q, 413, NULL, "body_too_large", "the body has %.20s bytes; at most %u", length, K3_HTTP_BODY_MAX);
+        return false;
+    }
+    if (n > q->h->half_bytes / COST_PER_BYTE) { /* known now, and not only when all of it is here */
+        too_costly(q, n, COST_PER_BYTE * n);
         return false;
     }
     return true;
@@ -292,7 +303,7 @@ enum MHD_Result k3_http_access(void *cls, struct MHD_Connection *mhd, const char
  * times a body of text, and 74 bytes a value where there are many. */
 static size_t prepare_cost(const struct k3_http_req *q)
 {
-    return 6 * q->body.len_bytes + 80 * k3_http_count_values(q->body.bytes, q->body.len_bytes);
+    return COST_PER_BYTE * q->body.len_bytes + 80 * k3_http_count_values(q->body.bytes, q->body.len_bytes);
 }
 
 static void prepare(struct k3_http_req *q)
@@ -301,8 +312,7 @@ static void prepare(struct k3_http_req *q)
     size_t cost = prepare_cost(q);
 
     if (cost > h->half_bytes) {
-        k3_http_error(q, 413, NULL, "body_too_large", "to understand this body of %zu bytes may take %zu MiB; there are %zu MiB "
-                      "(half of --http-mb)", q->body.len_bytes, cost >> 20, h->half_bytes >> 20);
+        too_costly(q, q->body.len_bytes, cost);
         return;
     }
     pthread_mutex_lock(&h->lock);
