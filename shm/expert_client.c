@@ -46,6 +46,7 @@ struct k3_expert_client {
     bool attached;
     uint64_t attach;
     uint32_t n_slots;
+    _Atomic uint32_t n_slots_told; /* the same, for other threads */
     uint64_t len_bytes[K3_EXPERT_TENSORS];
     struct entry *entry;
     uint32_t n_entries, cap, next_send, next_out;
@@ -243,6 +244,7 @@ static int open_segments(struct k3_expert_client *c, struct k3_err *err)
     c->ctl = ctl;
     c->ends = ends;
     c->n_slots = ends.n_slots;
+    atomic_store_explicit(&c->n_slots_told, ends.n_slots, memory_order_relaxed);
     return 0;
 }
 
@@ -395,7 +397,7 @@ void k3_expert_client_close(struct k3_expert_client *c)
 
 uint32_t k3_expert_client_slots(const struct k3_expert_client *c)
 {
-    return c->n_slots;
+    return atomic_load_explicit(&c->n_slots_told, memory_order_relaxed);
 }
 
 /* Looks whether expertd is still the one that we attached to; if it was followed by another, what it had completed
