@@ -659,6 +659,7 @@ static int run(struct run *r, struct k3_err *err)
 {
     struct k3_ask *a = r->a;
     bool unknown = !a->resumed || !a->model.digest[0]; /* a repeated submit changes nothing, and names the model */
+    bool told = false; /* of this restart; several submits may find nobody there meanwhile */
     int rc = 0;
 
     while (rc == 0 && a->end == K3_ASK_RUNNING) {
@@ -669,13 +670,15 @@ static int run(struct run *r, struct k3_err *err)
         if (r->h->leave && r->h->leave(r->h->arg))
             return leave(r, err);
         if (!unknown) {
+            told = false;
             rc = poll_once(r, &unknown, err);
             if (rc == 0 && a->end == K3_ASK_RUNNING)
                 rc = look_for_failed(r, err);
             continue;
         }
-        if (r->running)
+        if (r->running && !told)
             rc = was_restarted(r, err);
+        told = r->running;
         if (rc == 0)
             rc = submit(r, &unknown, err);
     }

@@ -61,7 +61,8 @@ says_both() { # says_both FILE: one line with both models, and how to go on
     PID=$!
     exec 5>"$BATS_TEST_TMPDIR/in"
     echo "Hello!" >&5
-    until [ -s "$BATS_TEST_TMPDIR/out" ]; do sleep 0.05; done
+    for _ in $(seq $((400 * SLOW))); do [ -s "$BATS_TEST_TMPDIR/out" ] && break; sleep 0.05; done
+    [ -s "$BATS_TEST_TMPDIR/out" ]
     down
     up --ctx 2048 --model "$OTHER" 5>&-
     echo "Hello!" >&5
