@@ -14,7 +14,9 @@ setup() {
 }
 teardown() { t kill-server 2>/dev/null || true; }
 
-t() { tmux -L "$INSTANCE" -f /dev/null "$@" 3>&- 4>&-; }
+t() { # a server that is just leaving takes a new session with it: asked again then
+    tmux -L "$INSTANCE" -f /dev/null "$@" 3>&- 4>&- || { [ "$1" = new-session ] && sleep 1 && tmux -L "$INSTANCE" -f /dev/null "$@" 3>&- 4>&-; }
+}
 open() { # open OPTION...: a router in an 80 x 24 terminal
     local run="${ENVIRONMENT:-} $K3_BIN/k3-router --instance $INSTANCE --state-dir $STATE $*; echo left with \$?; sleep 60"
     # On a busy machine the terminal's server may need a second attempt.
